@@ -52,6 +52,27 @@ class UnsafeDirectoryError(UsageError):
     """A directory that must be private belongs to another user or is writable by others."""
 
 
+class SecretError(UsageError):
+    """An entry holds a text that looks like a secret, so it must not leave this machine.
+
+    Neither the message nor any field has the text itself.
+
+    Args:
+        field: Where it stands, as a path of attribute names.
+        secret_kind: What it looks like.
+    """
+
+    default_remedy = (
+        "The entry was left out. Remove the secret from the code, constants or configuration that are "
+        "compiled, and compile again."
+    )
+
+    def __init__(self, *, field: str, secret_kind: str, subject: str = "") -> None:
+        super().__init__(f"{field} holds what looks like a secret ({secret_kind})", subject=subject)
+        self.field = field
+        self.secret_kind = secret_kind
+
+
 class StorageError(RelayError):
     """The store could not be reached or refused the request."""
 
@@ -80,6 +101,12 @@ class TooLargeError(StorageError):
     """The object is longer than the reader allows; it was not read. To the store it is damaged."""
 
     default_remedy = "Nothing was installed. The next push of a machine that has the object replaces it."
+
+
+class InstallError(RelayError):
+    """The local cache directory cannot take what was fetched: full, read-only, or denied."""
+
+    default_remedy = "Make room or grant access, then pull again; what was installed before is kept."
 
 
 class TrustError(RelayError):

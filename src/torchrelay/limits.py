@@ -46,6 +46,9 @@ MAX_WORKLOAD_CHARS = 200
 MAX_OBJECT_NAME_CHARS = 512
 """Characters of an object's name in a store; S3 and GCS take 1024, less the prefix of the URL."""
 
+MAX_PICKLE_OPERATIONS = 1_000_000
+"""Operations of one pickle that is walked: some 400 MiB while it lasts. A 4-layer transformer has 20,000."""
+
 MAX_JSON_DEPTH = 64
 """Nesting of any JSON document that torchrelay reads."""
 

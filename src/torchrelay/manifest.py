@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torchrelay.batch import ANY, Batch, BatchHeader, Readmission, Requires, Withdrawal
 from torchrelay.digest import Digest, digest_of
@@ -55,12 +55,14 @@ class Live:
         requires: The facets that it needs.
         vouched: The records that carry this very statement, best first; their blobs may differ.
         signers: Distinct keys among them.
+        others: What would have won without this one, in order: taken if its bytes cannot be had.
     """
 
     statement: Statement
     requires: Requires
     vouched: tuple[Vouched, ...]
     signers: frozenset[Digest]
+    others: tuple[Live, ...] = ()
 
     @property
     def seq(self) -> int:
@@ -146,17 +148,17 @@ def _decide(candidates: dict[Identity, _Candidates], threshold: int, highest: in
 
 def _winner(kind: str, entry: _Candidates, threshold: int) -> Live | None:
     """Most signers; then the highest `seq` for kinds that grow; then the lowest statement digest."""
-    best: tuple[tuple[int, int, str], Live] | None = None
+    ranked: list[tuple[tuple[int, int, str], Live]] = []
     for digest, group in entry.by_statement.items():
         signers = frozenset(vouched.key_id for vouched in group)
-        if len(signers) < threshold:
-            continue
-        ordered = tuple(sorted(group, key=lambda vouched: (-vouched.record.seq, vouched.digest)))
-        live = Live(group[0].record.statement, entry.requires, ordered, signers)
-        rank = (-len(signers), -live.seq if kind in LATEST_KINDS else 0, digest)
-        if best is None or rank < best[0]:
-            best = (rank, live)
-    return best[1] if best else None
+        if len(signers) >= threshold:
+            ordered = tuple(sorted(group, key=lambda vouched: (-vouched.record.seq, vouched.digest)))
+            live = Live(group[0].record.statement, entry.requires, ordered, signers)
+            ranked.append(((-len(signers), -live.seq if kind in LATEST_KINDS else 0, digest), live))
+    if not ranked:
+        return None
+    first, *others = (live for _, live in sorted(ranked, key=lambda item: item[0]))
+    return replace(first, others=tuple(others)) if others else first
 
 
 @dataclass(frozen=True, slots=True)

@@ -251,3 +251,36 @@ class ExplainReport(Report, frozen=True):
     groups: list[Explanation] = []
     settings: list[tuple[str, str, str]] = []
     hints: list[str] = []
+
+
+class DemoRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One way to start, measured: seconds to the first result, bytes moved, what was a hit."""
+
+    way: str
+    seconds: float
+    bytes: int | None = None
+    hits: int = 0
+    misses: int = 0
+
+
+class DemoCheck(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that the demonstration claims, and whether it held."""
+
+    claim: str
+    held: bool
+    detail: str = ""
+
+
+class DemoReport(Report, frozen=True):
+    """What `torchrelay demo` measured and proved."""
+
+    model: str = ""
+    directory: str = ""
+    rows: list[DemoRow] = []
+    checks: list[DemoCheck] = []
+    seconds: float = 0.0
+
+    @property
+    def exit_code(self) -> int:
+        """1 if a claim did not hold."""
+        return 0 if all(check.held for check in self.checks) else 1

@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The index of a cache directory: what was found in files that have not changed since.
+
+It maps all that ``stat`` says of the files of an entry (names, sizes, times, inodes) to what reading
+them gave, so that an idle push or pull reads nothing but listings. ``ctime`` cannot be set back, so a
+file that was rewritten and given its old time shows. The index can be rebuilt at any time: one that
+is lost, damaged, planted or of another version is empty and costs a scan, never correctness.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+import torchrelay
+from torchrelay import limits
+from torchrelay.caches.base import Entry, Found, Reason, Skipped
+from torchrelay.caches.files import stat_file
+from torchrelay.caches.state import read_state, write_state
+from torchrelay.digest import Digest, digest_of
+from torchrelay.errors import RelayError
+from torchrelay.statement import File, Need, Stored
+
+_NAME = "index.json"
+_FORMAT = 1
+_INDEX_BYTES = 256 * limits.MIB
+_RACY_NS = 100_000_000
+"""A file that changed so shortly before it was read may change again within one tick of the clock
+that stamps files, and then look the same."""
+
+
+class Meta(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
+    """An entry without its bytes: as :class:`torchrelay.caches.base.Entry`, with digest and size.
+
+    Attributes:
+        stored: Where a store holds these bytes, if a push or pull has learned it.
+    """
+
+    kind: str
+    key: str
+    variant: str
+    needs: tuple[Need, ...]
+    facets: tuple[str, ...]
+    canon: str
+    files: tuple[File, ...]
+    times: tuple[int, ...]
+    masked: dict[str, int]
+    digest: Digest
+    size: int
+    stored: Stored | None = None
+
+
+class Remembered(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
+    """What reading one :class:`Found` gave: entries, or why it was left out."""
+
+    place: str
+    metas: tuple[Meta, ...]
+    skipped: tuple[tuple[str, Reason, str], ...] = ()
+
+
+class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    format: int
+    version: str
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """Files that an install has just put in place, and the entry that they are."""
+
+    root: Path
+    place: str
+    names: tuple[str, ...]
+    meta: Meta
+
+
+_BODY = msgspec.json.Decoder(dict[str, Remembered], strict=True)
+_HEADER = msgspec.json.Decoder(_Header, strict=True)
+_ENCODER = msgspec.json.Encoder()
+
+
+def meta_of(entry: Entry, *, digest: Digest | None = None) -> Meta:
+    """What remains of ``entry`` without its bytes."""
+    return Meta(
+        kind=entry.kind,
+        key=entry.key,
+        variant=entry.variant,
+        needs=entry.needs,
+        facets=entry.facets,
+        canon=entry.canon,
+        files=entry.files,
+        times=entry.times,
+        masked=dict(entry.masked),
+        digest=digest or digest_of(entry.plain),
+        size=len(entry.plain),
+    )
+
+
+def fingerprint(found: Found) -> str:
+    """A name for all that is known of ``found`` without reading it; any change gives another."""
+    files = sorted((f.name, f.size, f.mtime_ns, f.ctime_ns, f.inode) for f in found.files)
+    text = repr((found.kind, found.key, str(found.root), found.place, files))
+    return hashlib.blake2b(text.encode(errors="surrogateescape"), digest_size=16).hexdigest()
+
+
+class Index:
+    """What was found in a cache directory before; use :meth:`load`.
+
+    Entries that are neither looked up nor put between :meth:`load` and :meth:`save` are forgotten,
+    if their place was scanned.
+    """
+
+    def __init__(self, root: Path, known: dict[str, Remembered] | None = None) -> None:
+        self.root = root
+        self._known = known or {}
+        self._used: dict[str, Remembered] = {}
+        self._scanned: set[str] = set()
+        self._racy: set[str] = set()
+        self._changed = False
+
+    @classmethod
+    def load(cls, root: Path) -> Index:
+        """The index of ``root``; empty if it cannot be used, whatever the reason."""
+        with contextlib.suppress(RelayError, msgspec.MsgspecError, UnicodeError, RecursionError, ValueError):
+            data = read_state(root, _NAME, limit=_INDEX_BYTES) or b""
+            head, _, body = data.partition(b"\n")
+            header = _HEADER.decode(head[: limits.KIB])
+            if (header.format, header.version) == (_FORMAT, torchrelay.__version__) and (
+                header.digest == digest_of(body)
+            ):
+                return cls(root, _BODY.decode(body))
+        return cls(root)
+
+    def get(self, found: Found) -> Remembered | None:
+        """What was found in these very files before."""
+        name = fingerprint(found)
+        self._scanned.add(found.place)
+        known = self._used.get(name) or self._known.get(name)
+        if known is not None:
+            self._used[name] = known
+        return known
+
+    def put(self, found: Found, metas: Sequence[Meta], skipped: Sequence[Skipped] = ()) -> None:
+        """Remember what reading ``found`` gave; for good only if it did not change just before."""
+        name = fingerprint(found)
+        self._scanned.add(found.place)
+        self._used[name] = _remembered(found.place, metas, skipped)
+        newest = max((file.ctime_ns for file in found.files), default=0)
+        if newest > time.time_ns() - _RACY_NS:
+            self._racy.add(name)
+        self._changed = True
+
+    def amend(self, found: Found, metas: Sequence[Meta]) -> None:
+        """Replace what is known of ``found``, which :meth:`get` knows already."""
+        name = fingerprint(found)
+        self._used[name] = msgspec.structs.replace(self._used[name], metas=tuple(metas))
+        self._changed = True
+
+    def learn(self, installed: Installed) -> None:
+        """Remember what an install put in place, so that no scan reads it again.
+
+        If somebody has changed a file since, the next scan sees other times, and reads it.
+        """
+        seen = [stat_file(installed.root, name) for name in installed.names]
+        files = tuple(file for file in seen if file is not None and not isinstance(file, Skipped))
+        meta = installed.meta
+        if len(files) == len(installed.names):
+            found = Found(meta.kind, meta.key, installed.root, installed.place, files)
+            self._used[fingerprint(found)] = _remembered(installed.place, (meta,), ())
+            self._changed = True
+
+    def save(self) -> bool:
+        """Write it, atomically; whether it could be. It is never worth failing for."""
+        kept = {name: item for name, item in self._used.items() if name not in self._racy}
+        for name, item in self._known.items():
+            if item.place not in self._scanned:
+                kept.setdefault(name, item)
+        if not self._changed and kept.keys() == self._known.keys():
+            return True
+        body = _ENCODER.encode(kept)
+        header = _Header(_FORMAT, torchrelay.__version__, digest_of(body))
+        try:
+            write_state(self.root, _NAME, _ENCODER.encode(header) + b"\n" + body)
+        except RelayError:
+            return False
+        self._known, self._changed = kept, False
+        return True
+
+
+def _remembered(place: str, metas: Sequence[Meta], skipped: Sequence[Skipped]) -> Remembered:
+    return Remembered(place, tuple(metas), tuple((s.path, s.reason, s.detail) for s in skipped))

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Precompiled functions: ``dynamo/<sha256 of qualified name and first line>/entry``.
+
+One file holds Dynamo's guards and bytecode for a function, and the compiled graphs of its backends,
+so it needs no other entry. PyTorch's key knows neither the function's source nor its module: two
+models with a ``forward`` on the same line have the same one. So the variant of an entry is its
+digest: entries of different content are never taken for one another, nor called divergent, though
+the directory has room for only one of them, the latest.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import ClassVar
+
+from torchrelay.caches import files
+from torchrelay.caches.base import CacheKind, Entry, Excluded, Found, Reason, Roots, Skipped
+from torchrelay.caches.pgo import FOLDER
+from torchrelay.caches.pickled import (
+    INDUCTOR_PLACE,
+    bad_names,
+    canonical_form,
+    check_plain,
+    check_shape,
+    file_found,
+    restored,
+)
+from torchrelay.canonical.fields import RAW
+from torchrelay.digest import digest_of
+from torchrelay.environment import REQUIRED_FACETS
+from torchrelay.errors import FormatError
+from torchrelay.signing import VerifiedEntry
+from torchrelay.statement import Statement
+
+KEY = re.compile(r"[0-9a-f]{64}")
+_NAME = "entry"
+
+
+class PrecompileKind(CacheKind):
+    """Dynamo's packages of whole functions (``TORCH_CACHING_PRECOMPILE=1``)."""
+
+    name: ClassVar[str] = "precompile"
+
+    def scan(self, roots: Roots) -> Iterator[Found | Skipped]:
+        """The folders in ``dynamo``; its files are for the kind ``pgo``."""
+        for folder in files.scan_folder(roots.inductor, FOLDER).folders:
+            key = folder.rpartition("/")[2]
+            if KEY.fullmatch(key):
+                yield from self._scan_key(roots.inductor, key, folder)
+            else:
+                yield from bad_names([folder])
+
+    def _scan_key(self, root: Path, key: str, folder: str) -> Iterator[Found | Skipped]:
+        listing = files.scan_folder(root, folder)
+        yield from (*listing.skipped, *bad_names(listing.folders))
+        for file in listing.files:
+            fine = file.path_parts[-1] == _NAME
+            yield file_found(self.name, key, root, file) if fine else Skipped(file.name, Reason.BAD_NAME)
+
+    def read(self, found: Found) -> Iterator[Entry]:
+        """The one package in the folder."""
+        yield self.entry_from_bytes(found.key, files.read_stable(found.root, found.files[0]))
+
+    def entry_from_bytes(self, key: str, data: bytes) -> Entry:
+        """The entry that PyTorch wrote as ``data`` under ``key``.
+
+        Raises:
+            Excluded: The key is impossible, or as :func:`canonical_form`.
+        """
+        if not KEY.fullmatch(key):
+            raise Excluded(Reason.BAD_NAME, key[:80])
+        form = canonical_form(self.name, data, torch_version=None)
+        facets = REQUIRED_FACETS[self.name]
+        variant = digest_of(form.data)
+        return Entry(self.name, key, variant, (), facets, form.canon, form.data, times=form.times)
+
+    def check(self, statement: Statement) -> None:
+        """A key of this kind, with the variant bound to the content."""
+        check_shape(statement, key=KEY, canons=(RAW,), variant=True)
+        check_plain(statement)
+        if statement.variant != statement.digest:
+            subject = f"{self.name} {statement.key}"
+            raise FormatError(f"{subject} has a variant that is not its digest", subject=subject)
+
+    def install(self, entry: VerifiedEntry, roots: Roots) -> tuple[str, tuple[str, ...]]:
+        """Write the file in place of whatever package lies under this key."""
+        name = f"{FOLDER}/{entry.statement.key}/{_NAME}"
+        return INDUCTOR_PLACE, files.install_files(roots.inductor, [(name, restored(entry))])

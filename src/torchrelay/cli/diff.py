@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``torchrelay diff``."""
+
+from __future__ import annotations
+
+import argparse
+
+from torchrelay.cli import options
+from torchrelay.cli.output import Output
+from torchrelay.cli.parser import Parser
+from torchrelay.reports import Report
+
+
+def arguments(parser: Parser) -> None:
+    """Declare the options."""
+    options.add_store(parser)
+    parser.add_argument("--against", metavar="WORKLOAD", help="another workload, instead of this directory")
+    options.add_output(parser)
+
+
+def run(args: argparse.Namespace, output: Output) -> Report:
+    """Compare."""
+    return options.open_relay(args, output).diff(args.against)

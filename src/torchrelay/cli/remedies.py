@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What to do about each reason that a report gives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torchrelay.reports import Problem
+
+_TRUST = {
+    "unknown-key": "Run `torchrelay trust add` with the signer's public key, if you trust it.",
+    "revoked": "Nothing to do: the key is revoked. Let a trusted key push the entries anew.",
+    "unsigned": "Let its producer push it signed.",
+    "bad-signature": "Somebody changed it, or it was damaged: find out who can write to the store.",
+    "wrong-place": "Somebody moved it: find out who can write to the store.",
+    "algorithm": "Somebody changed it, or it was damaged: find out who can write to the store.",
+    "workload": "Allow it, if the key should sign this: `torchrelay trust add KEY --for PATTERN`.",
+    "expired": "Extend the key: `torchrelay trust add KEY --not-after DATE`, or push with another.",
+    "role": "Give the key the role: `torchrelay trust add KEY --role maintainer`, if it should have it.",
+    "threshold": "Let another trusted builder push the same entries, or lower the threshold in the policy.",
+    "divergent": "Withdraw the wrong one, or push the right one with --replace.",
+    "rollback": "The store shows an older state than it did: find out who restored or replaced it.",
+}
+_DAMAGED = {
+    "damaged": "Nothing of it was installed. The next push from a machine that has the entry heals it.",
+}
+_MISSING = {
+    "deadline": "The deadline came first: pull again, what is installed is not fetched twice.",
+    "needs": "It is of no use without what it needs. The next push from a machine that has that heals it.",
+    "absent": "The next push from a machine that has the entry heals it.",
+}
+_FAILED = {
+    "upload": "Run the push again: what has arrived is not sent twice.",
+}
+_EXCLUDED = {
+    "secret": "Keep the secret out of the compiled code or its environment, then compile again.",
+    "unparseable": "Delete the file; it is compiled again when it is needed.",
+    "too-large": "Nothing to do: the entry stays local.",
+    "foreign-owner": "Use a cache directory of your own.",
+    "unstable-key": "Set a job id of your own (TORCH_COMPILE_JOB_ID) to share profiles.",
+    "growing": "Push again when the compile is done.",
+    "locked": "Push again when the compile is done.",
+}
+_TABLES = {
+    "refused": (_TRUST, "Run `torchrelay trust list`; add the signer's key if you trust it."),
+    "damaged": (_DAMAGED, _DAMAGED["damaged"]),
+    "missing": (_MISSING, _MISSING["absent"]),
+    "failed": (_FAILED, _FAILED["upload"]),
+    "excluded": (_EXCLUDED, ""),
+}
+
+
+def remedies(section: str, problems: Iterable[Problem]) -> list[str]:
+    """What to do about ``problems``, each remedy once, in the order of their first cause."""
+    table, otherwise = _TABLES[section]
+    found = dict.fromkeys(table.get(problem.reason, otherwise) for problem in problems)
+    return [remedy for remedy in found if remedy]

@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The facade: one store, one workload, one set of cache directories.
+
+Used as a library it never breaks the user's job: trouble is one warning for each cause and a report
+that says so; ``strict=True`` raises instead, as the command line does.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, TypeVar
+
+from torchrelay.errors import RelayError
+from torchrelay.options import PullOptions, PushOptions
+from torchrelay.reports import (
+    DiffReport,
+    ExplainReport,
+    ListReport,
+    PullReport,
+    PushReport,
+    StatusReport,
+    VerifyReport,
+)
+from torchrelay.statement import check_workload
+
+if TYPE_CHECKING:
+    from torchrelay.environment import Environment
+    from torchrelay.options import Progress
+    from torchrelay.workplace import Workplace
+
+__all__ = ["PullOptions", "PushOptions", "Relay", "TorchrelayWarning"]
+
+R = TypeVar("R", PullReport, PushReport, StatusReport)
+
+
+class TorchrelayWarning(UserWarning):
+    """Trouble with the cache that did not stop the job; one for each cause."""
+
+
+class Relay:
+    """Push to and pull from one workload of one store.
+
+    As a context manager it pulls on entry and pushes on exit.
+
+    Args:
+        url: The store: a path or a URL.
+        workload: The name that entries are published under, such as ``acme/llama-8b/prod``.
+        cache_dir: Inductor's cache directory; by default where this process' Inductor looks.
+        triton_cache_dir: Triton's; by default where this process' Triton looks.
+        trees: Roots of frameworks with caches of their own, by name.
+        key: Private key file; by default this user's, made on first use.
+        policy: Trust policy file; by default this user's, made on first use.
+        state_dir: Where to remember what was read; by default below ``XDG_STATE_HOME``.
+        options: Options of the backend.
+        strict: Raise errors; otherwise they become one warning for each cause.
+        in_process: This process is the one that compiles: its settings follow the workload's
+            (ADR 0005), and a cache directory that it filled needs no other stamp.
+
+    Raises:
+        UsageError: The workload's name cannot be one. Raised whether strict or not: it is a typing
+            error that no run can mend.
+    """
+
+    def __init__(
+        self,
+        url: str | Path,
+        *,
+        workload: str,
+        cache_dir: str | Path | None = None,
+        triton_cache_dir: str | Path | None = None,
+        trees: Mapping[str, str | Path] | None = None,
+        key: str | Path | None = None,
+        policy: str | Path | None = None,
+        state_dir: str | Path | None = None,
+        options: Mapping[str, str] | None = None,
+        strict: bool = False,
+        in_process: bool = True,
+    ) -> None:
+        self.workload = check_workload(workload)
+        self.strict = strict
+        self._url = str(url)
+        self._cache_dir = _path(cache_dir)
+        self._triton_cache_dir = _path(triton_cache_dir)
+        self._trees = {name: Path(path) for name, path in (trees or {}).items()}
+        self._key = _path(key)
+        self._policy = _path(policy)
+        self._state_dir = _path(state_dir)
+        self._options = dict(options or {})
+        self._in_process = in_process
+        self._warned: set[str] = set()
+
+    # -- the two that jobs use -------------------------------------------------------------------
+
+    def pull(self, options: PullOptions | None = None) -> PullReport:
+        """Verify and install what fits this machine and is not here yet.
+
+        Raises:
+            RelayError: Only with ``strict``: the store cannot be read, the cache directory is not
+                private or stamped otherwise, or the store went backwards and the policy refuses that.
+        """
+        asked = options or PullOptions()
+        return self._guarded(lambda: self._workplace(asked.progress).pull(asked), PullReport)
+
+    def push(self, options: PushOptions | None = None) -> PushReport:
+        """Publish what was compiled here and the store does not hold.
+
+        Raises:
+            RelayError: Only with ``strict``: there is no usable key, the directory is not stamped,
+                the store cannot be read or written.
+        """
+        asked = options or PushOptions()
+        return self._guarded(lambda: self._workplace(asked.progress).push(asked), PushReport)
+
+    def status(self) -> StatusReport:
+        """What a push and a pull would do.
+
+        Raises:
+            RelayError: Only with ``strict``; as :meth:`pull`.
+        """
+        return self._guarded(lambda: self._workplace().status(), StatusReport)
+
+    def __enter__(self) -> Relay:
+        """Stamp the cache directory, follow the workload's settings, and pull."""
+        self.pull()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Push, also after an error in the job: what was compiled is good."""
+        self.push()
+
+    # -- the ones that people ask; they raise ----------------------------------------------------
+
+    def entries(self, environment: Environment | None = None) -> ListReport:
+        """The live entries of the workload, and whether they fit ``environment`` if one is given.
+
+        Raises:
+            RelayError: The store cannot be read.
+        """
+        return self._workplace().entries(environment)
+
+    def show(self, name: str) -> ListReport:
+        """Entries whose key, digest, blob or segment begins with ``name``.
+
+        Raises:
+            RelayError: The store cannot be read, or there is no such entry.
+        """
+        return self._workplace().show(name)
+
+    def diff(self, other: str | None = None) -> DiffReport:
+        """The workload beside another one, or beside the local cache directory.
+
+        Raises:
+            RelayError: The store cannot be read.
+        """
+        return self._workplace().diff(other)
+
+    def verify(self, *, local: bool = False, progress: Progress | None = None) -> VerifyReport:
+        """Read everything in full, in the store or what is installed here, and check it.
+
+        Raises:
+            RelayError: The store cannot be read.
+        """
+        return self._workplace(progress).verify(local=local)
+
+    def explain(self, name: str | None = None, environment: Environment | None = None) -> ExplainReport:
+        """Facet by facet, why entries fit this machine (or ``environment``) or not.
+
+        Raises:
+            RelayError: The store cannot be read.
+        """
+        return self._workplace().explain(name, environment)
+
+    def import_mega(self, path: str | Path, options: PushOptions | None = None) -> PushReport:
+        """Publish the entries of a Mega-Cache blob, of all its records.
+
+        Raises:
+            RelayError: The file is not one, or as :meth:`push`.
+        """
+        asked = options or PushOptions()
+        return self._workplace(asked.progress).import_mega(Path(path), asked)
+
+    def export_mega(self, path: str | Path, options: PullOptions | None = None) -> PullReport:
+        """Write what fits this machine as a blob for ``torch.compiler.load_cache_artifacts``.
+
+        Raises:
+            RelayError: As :meth:`pull`, or the file cannot be written.
+        """
+        asked = options or PullOptions()
+        return self._workplace(asked.progress).export_mega(Path(path), asked)
+
+    # -- how -------------------------------------------------------------------------------------
+
+    def _workplace(self, progress: Progress | None = None) -> Workplace:
+        # Not before it is used: the facade must be cheap to import.
+        from torchrelay.workplace import Workplace  # noqa: PLC0415
+
+        return Workplace(
+            url=self._url,
+            workload=self.workload,
+            cache_dir=self._cache_dir,
+            triton_cache_dir=self._triton_cache_dir,
+            trees=self._trees,
+            key=self._key,
+            policy=self._policy,
+            state_dir=self._state_dir,
+            options=self._options,
+            in_process=self._in_process,
+            progress=progress,
+        )
+
+    def _guarded(self, work: Callable[[], R], report: type[R]) -> R:
+        """Fail open: the job goes on without the cache, told once for each cause."""
+        if self.strict:
+            return work()
+        try:
+            return work()
+        except RelayError as exc:
+            self._warn(f"{type(exc).__name__}: {exc.diagnostics()}", exc.subject)
+            message = exc.message
+        except Exception as exc:  # noqa: BLE001 - whatever is wrong with us must not end the user's job
+            self._warn(f"unexpected {type(exc).__name__}: {exc}", type(exc).__name__)
+            message = str(exc)
+        return report(workload=self.workload, warnings=[message])
+
+    def _warn(self, text: str, cause: str) -> None:
+        if cause not in self._warned:
+            self._warned.add(cause)
+            warnings.warn(f"torchrelay: {text}", TorchrelayWarning, stacklevel=4)
+
+
+def _path(path: str | Path | None) -> Path | None:
+    return Path(path).expanduser() if path is not None else None

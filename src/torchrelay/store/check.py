@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Verification: every live blob read in full, or what is installed held against the signed records."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from torchrelay.caches.base import Excluded, Reason
+from torchrelay.caches.ledger import Ledger
+from torchrelay.caches.local import LocalEntry, LocalView
+from torchrelay.digest import digest_of
+from torchrelay.errors import DamagedError, NotFoundError, StorageError, TrustError
+from torchrelay.manifest import Live
+from torchrelay.reports import Problem, VerifyReport
+from torchrelay.storage import Get, Got
+from torchrelay.store.layout import environment_name
+from torchrelay.store.plan import is_pulled
+from torchrelay.store.session import Session
+from torchrelay.store.view import View, load_view
+
+DAMAGE = frozenset({Reason.UNPARSEABLE, Reason.EMPTY, Reason.INCOMPLETE, Reason.FOREIGN_OWNER})
+"""What an installed entry must not be."""
+
+
+@dataclass(slots=True)
+class _Findings:
+    checked: int = 0
+    good: int = 0
+    unsigned: int = 0
+    checked_bytes: int = 0
+    damaged: list[Problem] = field(default_factory=list)
+    missing: list[Problem] = field(default_factory=list)
+    refused: list[Problem] = field(default_factory=list)
+
+    def report(self, seconds: float) -> VerifyReport:
+        return VerifyReport(
+            checked=self.checked,
+            good=self.good,
+            unsigned=self.unsigned,
+            damaged=self.damaged,
+            missing=self.missing,
+            refused=self.refused,
+            checked_bytes=self.checked_bytes,
+            seconds=seconds,
+        )
+
+
+def verify_store(session: Session) -> VerifyReport:
+    """Read every object that the workload's live entries rest on, and check it as a pull would.
+
+    Damaged blobs are marked, so that the next push from here sends them again.
+
+    Raises:
+        StorageError: The store could not be read.
+    """
+    started = time.monotonic()
+    view = load_view(session)
+    findings = _Findings(damaged=list(view.damaged), refused=list(view.refused))
+    findings.checked = len(view.segments)
+    findings.good = len(view.segments) - len(view.damaged)
+    _check_environments(session, view, findings)
+    _check_blobs(session, view, findings)
+    return findings.report(time.monotonic() - started)
+
+
+def _check_environments(session: Session, view: View, findings: _Findings) -> None:
+    names = {environment_name(digest): digest for digest in view.environments}
+    for got in session.backend.get_many([Get(name, 1 << 20) for name in names]):
+        findings.checked += 1
+        if got.data is None:
+            _note_failure(got, got.get.name, findings)
+        elif digest_of(got.data) != names[got.get.name]:
+            detail = "does not have the digest that names it"
+            findings.damaged.append(Problem(subject=got.get.name, reason="damaged", detail=detail))
+        else:
+            findings.good += 1
+
+
+def _check_blobs(session: Session, view: View, findings: _Findings) -> None:
+    wanted: dict[Get, list[Live]] = {}
+    for live in _all_live(view):
+        for vouched in live.vouched:
+            stored = vouched.record.stored
+            holders = wanted.setdefault(Get(stored.name, stored.size), [])
+            if not any(holder.statement == live.statement for holder in holders):
+                holders.append(live)
+    for done, got in enumerate(session.backend.get_many(list(wanted)), 1):
+        _check_blob(session, got, wanted[got.get], findings)
+        session.progress("verify", done, len(wanted))
+
+
+def _check_blob(session: Session, got: Got, holders: list[Live], findings: _Findings) -> None:
+    findings.checked += 1
+    if got.data is None:
+        _note_failure(got, f"{got.get.name} ({_label(holders[0])})", findings)
+        return
+    findings.checked_bytes += len(got.data)
+    try:
+        for live in holders:
+            session.verifier.open(live, got.data)
+    except DamagedError as exc:
+        session.state.mark([got.get.name])
+        findings.damaged.append(
+            Problem(subject=got.get.name, reason="damaged", detail=f"{_label(holders[0])}: {exc.message}")
+        )
+    except TrustError as exc:
+        findings.refused.append(Problem(subject=_label(holders[0]), reason="refused", detail=exc.message))
+    else:
+        findings.good += 1
+
+
+def _note_failure(got: Got, subject: str, findings: _Findings) -> None:
+    reason = "absent" if isinstance(got.error, NotFoundError) else "unreadable"
+    detail = got.error.message if isinstance(got.error, StorageError) else ""
+    # Longer than signed is damage; everything else is that it cannot be had.
+    listed = findings.missing if reason == "absent" else findings.damaged
+    listed.append(Problem(subject=subject, reason=reason, detail=detail))
+
+
+def _all_live(view: View) -> Iterable[Live]:
+    for live in view.union.live.values():
+        yield live
+        yield from live.others
+
+
+def verify_local(session: Session, local: LocalView, ledger: Ledger) -> VerifyReport:
+    """Hold what lies in the cache directories against the signed records.
+
+    Every local entry is read again, whatever the index says, and brought into canonical form; so
+    what was installed must have a digest that an accepted record states for its key.
+
+    Raises:
+        StorageError: The store could not be read.
+    """
+    started = time.monotonic()
+    view = load_view(session)
+    signed: dict[tuple[str, str], set[str]] = {}
+    for live in _all_live(view):
+        signed.setdefault((live.statement.kind, live.statement.key), set()).add(live.statement.digest)
+    findings = _Findings(refused=list(view.refused))
+    for done, entry in enumerate(local.items, 1):
+        _check_local(entry, local, ledger, signed.get((entry.meta.kind, entry.meta.key), set()), findings)
+        session.progress("verify", done, len(local.items))
+    for skipped in local.skipped:
+        if skipped.reason in DAMAGE:
+            findings.checked += 1
+            findings.damaged.append(
+                Problem(subject=skipped.path, reason=skipped.reason.value, detail=skipped.detail)
+            )
+    return findings.report(time.monotonic() - started)
+
+
+def _check_local(
+    entry: LocalEntry, local: LocalView, ledger: Ledger, digests: set[str], findings: _Findings
+) -> None:
+    findings.checked += 1
+    label = f"{entry.meta.kind} {entry.meta.key}"
+    try:
+        plain = local.load(entry).plain
+    except Excluded as exc:
+        findings.damaged.append(Problem(subject=label, reason=exc.reason.value, detail=exc.detail))
+        return
+    findings.checked_bytes += len(plain)
+    if digest_of(plain) in digests:
+        findings.good += 1
+    elif is_pulled(ledger, entry):
+        detail = "was installed by a pull and is no longer what was signed"
+        findings.damaged.append(Problem(subject=label, reason="damaged", detail=detail))
+    else:
+        findings.unsigned += 1
+
+
+def _label(live: Live) -> str:
+    return f"{live.statement.kind} {live.statement.key}"

@@ -1,0 +1,278 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pull: fetch what is new in bulk, verify each blob in memory, install the very bytes that were checked.
+
+Needs come before needers. What is missing or damaged is tried again from other signers' blobs, then
+reported; it never keeps the rest from being installed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from torchrelay.caches.base import Roots
+from torchrelay.caches.index import Index, Installed, Meta
+from torchrelay.caches.ledger import Ledger, noted_of
+from torchrelay.caches.registry import kind_of
+from torchrelay.digest import Digest
+from torchrelay.errors import (
+    DamagedError,
+    InstallError,
+    NotFoundError,
+    StorageError,
+    TooLargeError,
+    TrustError,
+)
+from torchrelay.limits import MIB
+from torchrelay.manifest import Live
+from torchrelay.reports import Problem
+from torchrelay.signing import VerifiedEntry
+from torchrelay.statement import Stored
+from torchrelay.storage import Get, Got
+from torchrelay.store.plan import Triple, lacking_need
+from torchrelay.store.session import Session
+from torchrelay.store.view import PackedAt
+
+FLUSH_BYTES = 8 * MIB
+FLUSH_ENTRIES = 512
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """One way to get an entry's bytes: the statement they must fit, and the request."""
+
+    live: Live
+    get: Get
+    blob: str
+
+
+@dataclass(slots=True)
+class _Want:
+    live: Live
+    sources: list[_Source]
+    problem: Problem | None = None
+
+
+@dataclass(slots=True)
+class Fetched:
+    """What a fetch came to.
+
+    Attributes:
+        installed: Entries installed, by kind.
+        plain_bytes: Their canonical bytes.
+        refused: Entries that the verifier refused.
+        damaged: Blobs that are not what was signed.
+        missing: Blobs that are not there or could not be fetched.
+        available: What lies in the cache directories now.
+    """
+
+    available: set[Triple]
+    installed: Counter[str] = field(default_factory=Counter)
+    plain_bytes: int = 0
+    refused: list[Problem] = field(default_factory=list)
+    damaged: list[Problem] = field(default_factory=list)
+    missing: list[Problem] = field(default_factory=list)
+
+
+class Fetch:
+    """Fetches and installs for one pull.
+
+    Args:
+        session: The store, workload and policy.
+        roots: Where to install.
+        ledger: Written before the files are.
+        packed: Blobs that a pack holds too.
+        index: Told of each entry and the files that it became.
+        deadline: Moment by :func:`time.monotonic` after which nothing more is fetched.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        roots: Roots,
+        ledger: Ledger,
+        *,
+        packed: Mapping[Digest, PackedAt],
+        index: Index,
+        deadline: float | None,
+    ) -> None:
+        self._session = session
+        self._roots = roots
+        self._ledger = ledger
+        self._packed = packed
+        self._index = index
+        self._deadline = deadline
+        self._total = 0
+        self._facets: dict[Digest, tuple[str, ...]] = {}
+
+    def run(self, install: Sequence[Live], needers: Sequence[Live], available: Iterable[Triple]) -> Fetched:
+        """Fetch and install ``install``, then ``needers``.
+
+        Raises:
+            InstallError: The cache directory cannot be written.
+            StorageError: The store failed as a whole.
+        """
+        fetched = Fetched(available=set(available))
+        self._total = len(install) + len(needers)
+        self._get_all(install, fetched)
+        ready: list[Live] = []
+        for live in needers:
+            lacking = lacking_need(live, fetched.available)
+            if lacking is None:
+                ready.append(live)
+            else:
+                detail = f"needs {lacking.kind} {lacking.key}"
+                fetched.missing.append(Problem(subject=_label(live), reason="needs", detail=detail))
+        self._get_all(ready, fetched)
+        return fetched
+
+    def _get_all(self, entries: Sequence[Live], fetched: Fetched) -> None:
+        wants = [_Want(live, list(self._sources(live))) for live in entries]
+        for live in entries:
+            self._facets.setdefault(live.statement.requires, tuple(sorted(live.requires)))
+        while wants:
+            wants = self._round(wants, fetched)
+
+    def _sources(self, live: Live) -> Iterator[_Source]:
+        """The winner's blobs, then its packs, then those of the statements that it won against."""
+        for candidate in (live, *live.others):
+            seen: set[str] = set()
+            for vouched in candidate.vouched:
+                stored = vouched.record.stored
+                if stored.name not in seen:
+                    seen.add(stored.name)
+                    yield _Source(candidate, Get(stored.name, stored.size), stored.name)
+                    yield from self._from_pack(candidate, stored)
+
+    def _from_pack(self, live: Live, stored: Stored) -> Iterator[_Source]:
+        packed = self._packed.get(stored.digest)
+        if packed is not None and packed.size == stored.size:
+            yield _Source(live, Get(packed.name, packed.size, packed.offset, packed.size), stored.name)
+
+    def _round(self, wants: list[_Want], fetched: Fetched) -> list[_Want]:
+        """Try the next source of each; those that must try another one come back."""
+        again: list[_Want] = []
+        pending: dict[Get, list[_Want]] = {}
+        for want in wants:
+            if want.sources:
+                pending.setdefault(want.sources[0].get, []).append(want)
+            else:
+                _give_up(want, fetched)
+        verified: list[VerifiedEntry] = []
+        for got in self._until_deadline(list(pending)):
+            for want in pending.pop(got.get):
+                entry = self._verify(want, got, fetched)
+                if entry is None:
+                    again.append(want)
+                else:
+                    verified.append(entry)
+            if _is_full(verified):
+                self._install(verified, fetched)
+        self._install(verified, fetched)
+        for late in (want for group in pending.values() for want in group):
+            fetched.missing.append(Problem(subject=_label(late.live), reason="deadline"))
+        return again
+
+    def _until_deadline(self, gets: Sequence[Get]) -> Iterator[Got]:
+        if self._deadline is not None and time.monotonic() > self._deadline:
+            return
+        for got in self._session.backend.get_many(gets):
+            yield got
+            if self._deadline is not None and time.monotonic() > self._deadline:
+                return
+
+    def _verify(self, want: _Want, got: Got, fetched: Fetched) -> VerifiedEntry | None:
+        source = want.sources.pop(0)
+        if got.data is None:
+            self._note_failure(want, source, got.error, fetched)
+            return None
+        try:
+            return self._session.verifier.open(source.live, got.data)
+        except DamagedError as exc:
+            self._note_damage(want, source, exc.message, fetched)
+        except TrustError as exc:
+            want.sources.clear()
+            want.problem = Problem(subject=_label(want.live), reason="refused", detail=exc.message)
+            fetched.refused.append(want.problem)
+        return None
+
+    def _note_failure(
+        self, want: _Want, source: _Source, error: StorageError | None, fetched: Fetched
+    ) -> None:
+        if isinstance(error, TooLargeError):
+            self._note_damage(want, source, error.message, fetched)
+            return
+        reason = "absent" if isinstance(error, NotFoundError) else "unreadable"
+        detail = error.message if error else ""
+        want.problem = want.problem or Problem(subject=source.blob, reason=reason, detail=detail)
+
+    def _note_damage(self, want: _Want, source: _Source, detail: str, fetched: Fetched) -> None:
+        want.problem = Problem(subject=source.blob, reason="damaged", detail=f"{_label(want.live)}: {detail}")
+        fetched.damaged.append(want.problem)
+        self._session.state.mark([source.blob])
+
+    def _install(self, verified: list[VerifiedEntry], fetched: Fetched) -> None:
+        """Write ahead in the ledger, then install; ``verified`` is empty afterwards."""
+        if not verified:
+            return
+        self._ledger.note([noted_of(entry.statement) for entry in verified])
+        for entry in verified:
+            self._install_one(entry, fetched)
+        verified.clear()
+        self._session.progress("install", sum(fetched.installed.values()), self._total)
+
+    def _install_one(self, entry: VerifiedEntry, fetched: Fetched) -> None:
+        statement = entry.statement
+        kind = kind_of(statement.kind)
+        if kind is None:
+            return
+        try:
+            place, names = kind.install(entry, self._roots)
+        except DamagedError as exc:
+            fetched.damaged.append(
+                Problem(subject=f"{statement.kind} {statement.key}", reason="damaged", detail=exc.message)
+            )
+            return
+        except StorageError as exc:
+            raise InstallError(exc.message, remedy=exc.remedy, subject=statement.key) from exc
+        fetched.installed[statement.kind] += 1
+        fetched.plain_bytes += statement.size
+        fetched.available.add((statement.kind, statement.key, statement.variant))
+        self._learn(entry, place, names)
+
+    def _learn(self, entry: VerifiedEntry, place: str, names: tuple[str, ...]) -> None:
+        """Tell the index, so that no scan reads again what was just written."""
+        statement = entry.statement
+        meta = Meta(
+            kind=statement.kind,
+            key=statement.key,
+            variant=statement.variant,
+            needs=statement.needs,
+            facets=self._facets[statement.requires],
+            canon=statement.canon,
+            files=statement.files,
+            times=entry.record.times,
+            masked={},
+            digest=statement.digest,
+            size=statement.size,
+            stored=entry.record.stored,
+        )
+        self._index.learn(Installed(self._roots.root(place), place, names, meta))
+
+
+def _give_up(want: _Want, fetched: Fetched) -> None:
+    """Nothing is left to try: say what is missing, unless it was reported as damaged or refused."""
+    problem = want.problem or Problem(subject=_label(want.live), reason="absent")
+    if problem.reason not in {"damaged", "refused"}:
+        detail = f"{_label(want.live)}: {problem.detail or problem.subject}"
+        fetched.missing.append(Problem(subject=problem.subject, reason=problem.reason, detail=detail))
+
+
+def _is_full(verified: Sequence[VerifiedEntry]) -> bool:
+    return len(verified) >= FLUSH_ENTRIES or sum(e.statement.size for e in verified) >= FLUSH_BYTES
+
+
+def _label(live: Live) -> str:
+    return f"{live.statement.kind} {live.statement.key}"

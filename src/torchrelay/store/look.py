@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Looking at a store without changing anything: list, show, compare, explain."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from torchrelay.caches.local import LocalView
+from torchrelay.caches.registry import kind_of
+from torchrelay.digest import Digest
+from torchrelay.environment import Environment, FacetValue, diff_settings, explain, mismatches
+from torchrelay.errors import UsageError
+from torchrelay.manifest import Live
+from torchrelay.reports import (
+    DiffReport,
+    EntryInfo,
+    ExplainReport,
+    Explanation,
+    FacetResult,
+    ListReport,
+)
+from torchrelay.statement import Identity, check_workload
+from torchrelay.store.documents import read_environments
+from torchrelay.store.session import Session
+from torchrelay.store.view import View, load_view
+
+
+def list_entries(session: Session, environment: Environment | None) -> ListReport:
+    """All live entries; with ``environment``, whether they fit it."""
+    view = load_view(session)
+    return _listed(session, view, view.union.live.values(), environment)
+
+
+def show(session: Session, name: str) -> ListReport:
+    """Live entries whose key, digest, blob or segment begins with ``name``.
+
+    Raises:
+        UsageError: There is none.
+    """
+    view = load_view(session)
+    segments = {str(s) for s in view.segments if s.digest.startswith(name) or str(s).startswith(name)}
+    chosen = [live for live in view.union.live.values() if _is_called(live, name)]
+    if not chosen and not segments:
+        raise UsageError(
+            f"nothing in {session.workload} has a name that begins with {name[:80]!r}",
+            remedy="Run `torchrelay ls` for keys and digests.",
+            subject=name[:80],
+        )
+    report = _listed(session, view, chosen, None)
+    return ListReport(
+        workload=report.workload,
+        entries=report.entries,
+        segments=sorted(segments),
+        refused=report.refused,
+        damaged=report.damaged,
+    )
+
+
+def _is_called(live: Live, name: str) -> bool:
+    statement = live.statement
+    names = [statement.key, statement.digest, statement.variant]
+    for vouched in live.vouched:
+        stored = vouched.record.stored
+        names += [stored.name, stored.digest, vouched.digest]
+    return any(candidate.startswith(name) for candidate in names)
+
+
+def _listed(
+    session: Session, view: View, chosen: Iterable[Live], environment: Environment | None
+) -> ListReport:
+    entries = [_info(live, environment) for live in chosen]
+    return ListReport(
+        workload=session.workload,
+        entries=sorted(entries, key=lambda e: (e.kind, e.key, e.variant, e.digest)),
+        segments=[str(segment) for segment in view.segments],
+        refused=list(view.refused),
+        damaged=list(view.damaged),
+    )
+
+
+def _info(live: Live, environment: Environment | None) -> EntryInfo:
+    statement, stored = live.statement, live.vouched[0].record.stored
+    fits = None if environment is None else not mismatches(live.requires, environment)
+    return EntryInfo(
+        kind=statement.kind,
+        key=statement.key,
+        variant=statement.variant,
+        requires=dict(live.requires),
+        digest=statement.digest,
+        size=statement.size,
+        stored_size=stored.size,
+        blob=stored.name,
+        canon=statement.canon,
+        signers=sorted(live.signers),
+        seq=live.seq,
+        needs=[f"{need.kind} {need.key}" for need in statement.needs],
+        fits=fits,
+    )
+
+
+def diff_workloads(session: Session, other: str) -> DiffReport:
+    """The workload beside another one of the same store."""
+    left = load_view(session).union.live
+    right = load_view(replace(session, workload=check_workload(other))).union.live
+    return _diff(session.workload, _digests(left), other, _digests(right))
+
+
+def diff_local(session: Session, local: LocalView, requires: Mapping[tuple[str, ...], str]) -> DiffReport:
+    """The workload beside the local cache directories.
+
+    Args:
+        session: The store and workload.
+        local: What lies in the directories.
+        requires: The digest of the requirements for each set of facets, in the directory's stamp.
+    """
+    here = {
+        Identity(e.meta.kind, e.meta.key, e.meta.variant, requires[e.meta.facets]): frozenset({str(e.digest)})
+        for e in local.items
+    }
+    return _diff("local", here, session.workload, _digests(load_view(session).union.live))
+
+
+def _digests(live: Mapping[Identity, Live]) -> dict[Identity, frozenset[str]]:
+    """The digests under each identity: of the winner, and of what it won against."""
+    return {
+        identity: frozenset(str(one.statement.digest) for one in (entry, *entry.others))
+        for identity, entry in live.items()
+    }
+
+
+def _diff(
+    left: str,
+    in_left: Mapping[Identity, frozenset[str]],
+    right: str,
+    in_right: Mapping[Identity, frozenset[str]],
+) -> DiffReport:
+    both = in_left.keys() & in_right.keys()
+    same = {identity for identity in both if in_left[identity] & in_right[identity]}
+    return DiffReport(
+        left=left,
+        right=right,
+        only_left=_labels(in_left.keys() - both),
+        only_right=_labels(in_right.keys() - both),
+        differing=_labels(both - same),
+        same=len(same),
+    )
+
+
+def _labels(identities: Iterable[Identity]) -> list[str]:
+    return sorted(
+        f"{i.kind} {i.key}" + (f" variant {i.variant[:12]}" if i.variant else "") for i in identities
+    )
+
+
+def explain_entries(
+    session: Session, name: str | None, environment: Environment, hints: Iterable[str]
+) -> ExplainReport:
+    """Facet by facet, why entries would be installed in ``environment`` or not.
+
+    Raises:
+        UsageError: ``name`` is given and nothing has such a name.
+    """
+    view = load_view(session)
+    chosen = [live for live in view.union.live.values() if name is None or _is_called(live, name)]
+    if name is not None and not chosen:
+        raise UsageError(f"nothing in {session.workload} has a name that begins with {name[:80]!r}")
+    groups: dict[Digest, list[Live]] = defaultdict(list)
+    for live in chosen:
+        groups[live.statement.requires].append(live)
+    return ExplainReport(
+        workload=session.workload,
+        environment=environment.digest,
+        groups=[_explanation(group, environment) for group in groups.values()],
+        settings=_settings(session, view, environment),
+        hints=list(hints),
+    )
+
+
+def _explanation(group: list[Live], environment: Environment) -> Explanation:
+    results = explain(group[0].requires, environment)
+    facets = [
+        FacetResult(
+            facet=result.facet,
+            comparison=result.comparison,
+            needed=_text(result.needed),
+            here=_text(result.here),
+            fits=result.ok,
+            remedy="" if result.ok else result.remedy,
+        )
+        for result in results
+    ]
+    kinds = Counter(live.statement.kind for live in group)
+    known = all(kind_of(kind) is not None for kind in kinds)
+    fits = known and all(facet.fits for facet in facets)
+    return Explanation(entries=len(group), kinds=dict(kinds), fits=fits, facets=facets)
+
+
+def _text(value: FacetValue | None) -> str:
+    if value is None:
+        return "nothing"
+    return " ".join(value) if isinstance(value, tuple) else str(value)
+
+
+def _settings(session: Session, view: View, environment: Environment) -> list[tuple[str, str, str]]:
+    """Settings that make this machine's keys differ from the nearest producer's."""
+    producer = nearest_producer(session, view, environment)
+    if producer is None:
+        return []
+    return [(name, there or "", here or "") for name, there, here in diff_settings(producer, environment)]
+
+
+def nearest_producer(session: Session, view: View, environment: Environment) -> Environment | None:
+    """The environment that made most of the entries, among those with this machine's facets if any."""
+    made = Counter(vouched.record.producer for live in view.union.live.values() for vouched in live.vouched)
+    documents = read_environments(session, made)
+    ranked = sorted(
+        documents.items(),
+        key=lambda item: (item[1].facets != environment.facets, -made[item[0]], item[0]),
+    )
+    return ranked[0][1] if ranked else None

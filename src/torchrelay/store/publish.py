@@ -1,0 +1,402 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Push: subtract what is held, upload blobs, check them, publish one segment, check for a gc.
+
+The order is the promise (design §5): a record is never visible before its blob, and a gc either
+sees the segment or the push sees the gc's list.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from torchrelay import frame
+from torchrelay.batch import (
+    BatchHeader,
+    FacetValue,
+    Requires,
+    Withdrawal,
+    encode_record,
+    encode_requires,
+    encode_segment,
+)
+from torchrelay.caches.base import Entry, Reason
+from torchrelay.caches.ledger import Ledger
+from torchrelay.caches.local import LocalEntry, LocalView
+from torchrelay.digest import Digest, digest_of
+from torchrelay.environment import Environment, requires_of
+from torchrelay.errors import StorageError, TransientError
+from torchrelay.manifest import Live
+from torchrelay.reports import Problem, PushReport
+from torchrelay.signing import Signer, sign_batch
+from torchrelay.statement import FORMAT, Record, Statement, Stored
+from torchrelay.store.doomed import read_doomed
+from torchrelay.store.layout import SegmentName, environment_name
+from torchrelay.store.plan import is_pulled
+from torchrelay.store.presence import stored_sizes
+from torchrelay.store.repair import unreadable_blobs
+from torchrelay.store.selection import (
+    Fate,
+    Held,
+    Item,
+    blobs_of_interest,
+    fate,
+    in_scope,
+    is_divergent,
+    present_copy,
+    reason_counts,
+    without_needs,
+)
+from torchrelay.store.session import Session
+from torchrelay.store.upload import Sent, upload
+from torchrelay.store.view import View, load_view
+
+GC_ROUNDS = 5
+"""A gc that dooms what was just pushed, so many times in a row, is not one that we can outrun."""
+
+SHOWN = frozenset({Reason.SECRET, Reason.UNPARSEABLE, Reason.FOREIGN_OWNER, Reason.BAD_NAME})
+"""Reasons that are worth a look, so the files are named and not only counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """Which local entries a push considers, and what it may do.
+
+    Attributes:
+        since_ns: Moment from which on entries are in scope; 0 for all.
+        touched: Kind and key of older entries that this process hit.
+        own: Push one's own bytes beside what the store holds for an identity.
+        replace: As `own`, and withdraw what the store holds.
+        repair: Read the held blobs and send damaged ones again.
+        max_bytes: Upload at most so many bytes of blobs.
+        max_entries: Record at most so many entries.
+        dry_run: Write nothing.
+    """
+
+    since_ns: int = 0
+    touched: frozenset[tuple[str, str]] = frozenset()
+    own: bool = False
+    replace: bool = False
+    repair: bool = False
+    max_bytes: int | None = None
+    max_entries: int | None = None
+    dry_run: bool = False
+
+
+@dataclass(slots=True)
+class _Tally:
+    """What a push has come to so far."""
+
+    held: int = 0
+    covered: int = 0
+    divergent: list[str] = field(default_factory=list)
+    reasons: list[Reason] = field(default_factory=list)
+    shown: list[Problem] = field(default_factory=list)
+    failed: list[Problem] = field(default_factory=list)
+    send: list[Item] = field(default_factory=list)
+    sign: list[tuple[Item, Stored]] = field(default_factory=list)
+    stored: list[tuple[Item, Stored]] = field(default_factory=list)
+    blobs: int = 0
+    segment: str = ""
+
+    def leave_out(self, subject: str, reason: Reason, detail: str = "") -> None:
+        self.reasons.append(reason)
+        if reason in SHOWN:
+            self.shown.append(Problem(subject=subject, reason=reason.value, detail=detail))
+
+
+class Push:
+    """One push; made for one call of :meth:`run`.
+
+    Args:
+        session: The store, workload and policy.
+        local: What lies in the cache directories.
+        environment: Where the entries were made, from the directory's stamp.
+        signer: Signs the batch, once.
+        ledger: What a pull installed; never signed.
+        scope: What to consider.
+        provenance: Claims of the signer's own about where this comes from.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        local: LocalView,
+        *,
+        environment: Environment,
+        signer: Signer,
+        ledger: Ledger,
+        scope: Scope,
+        provenance: Mapping[str, str],
+    ) -> None:
+        self._session = session
+        self._local = local
+        self._environment = environment
+        self._signer = signer
+        self._ledger = ledger
+        self._scope = scope
+        self._provenance = dict(provenance)
+        self._me = signer.public_key.key_id
+        self._tally = _Tally()
+        self._requires: dict[tuple[str, ...], tuple[Digest, Requires]] = {}
+
+    def run(self) -> PushReport:
+        """Do it.
+
+        Raises:
+            StorageError: The store could not be read, or nothing could be written to it.
+            DamagedError: A doomed list cannot be read, so nothing may be published.
+            TrustError: The store went backwards and the policy refuses that.
+        """
+        started = time.monotonic()
+        view = load_view(self._session)
+        doomed = read_doomed(self._session.backend)
+        self._sort(view, doomed)
+        if not self._scope.dry_run:
+            self._send(view, doomed)
+        return self._report(view, time.monotonic() - started)
+
+    # -- what becomes of each local entry --------------------------------------------------------
+
+    def _sort(self, view: View, doomed: frozenset[str]) -> None:
+        for skipped in self._local.skipped:
+            self._tally.leave_out(skipped.path, skipped.reason, skipped.detail)
+        chosen, older = in_scope(self._local.items, self._scope.since_ns, self._scope.touched)
+        self._tally.reasons += [Reason.OLDER_THAN_SCOPE] * older
+        own = [entry for entry in chosen if not is_pulled(self._ledger, entry)]
+        self._tally.held += len(chosen) - len(own)
+        items = [self._item(entry, view) for entry in own]
+        held = self._held(items, doomed)
+        for item in items:
+            self._place(item, held)
+        self._keep_budget()
+        self._require_needs(view, held)
+
+    def _item(self, entry: LocalEntry, view: View) -> Item:
+        meta = entry.meta
+        digest, requires = self._requires_of(meta.facets)
+        statement = Statement(
+            format=FORMAT,
+            canon=meta.canon,
+            workload=self._session.workload,
+            kind=meta.kind,
+            key=meta.key,
+            variant=meta.variant,
+            requires=digest,
+            needs=meta.needs,
+            digest=meta.digest,
+            size=meta.size,
+            files=meta.files,
+        )
+        return Item(entry, statement, requires, view.union.live.get(statement.identity))
+
+    def _requires_of(self, facets: tuple[str, ...]) -> tuple[Digest, Requires]:
+        known = self._requires.get(facets)
+        if known is None:
+            requires = requires_of(self._environment, facets)
+            known = self._requires[facets] = (encode_requires(requires)[0], requires)
+        return known
+
+    def _held(self, items: Collection[Item], doomed: frozenset[str]) -> Held:
+        sizes = stored_sizes(self._session.backend, blobs_of_interest(items))
+        marked = self._session.state.marked()
+        if self._scope.repair:
+            marked |= unreadable_blobs(self._session, items, sizes)
+        return Held(sizes, doomed, marked)
+
+    def _place(self, item: Item, held: Held) -> None:
+        tally = self._tally
+        decided = fate(item, held, self._me, own=self._scope.own, replace=self._scope.replace)
+        if is_divergent(item):
+            tally.divergent.append(item.label)
+        if decided is Fate.HELD:
+            tally.held += 1
+        elif decided is Fate.COVERED:
+            tally.covered += 1
+        elif decided is Fate.SIGN and (stored := present_copy(item, held)):
+            tally.sign.append((item, stored))
+        else:
+            tally.send.append(item)
+
+    def _keep_budget(self) -> None:
+        """Drop what is over `--max-entries`; `--max-bytes` is kept while uploading."""
+        most = self._scope.max_entries
+        if most is None:
+            return
+        tally = self._tally
+        room = max(0, most - len(tally.sign))
+        dropped = len(tally.sign[most:]) + len(tally.send[room:])
+        tally.sign, tally.send = tally.sign[:most], tally.send[:room]
+        tally.reasons += [Reason.OVER_BUDGET] * dropped
+
+    def _require_needs(self, view: View, held: Held) -> None:
+        """An entry whose needs are nowhere would never be a hit: it is left out."""
+        tally = self._tally
+        going = [*tally.send, *(item for item, _ in tally.sign)]
+
+        def available(live: Live) -> bool:
+            # What was not asked for by name is taken as present: its own pusher looks after it.
+            return all(v.record.stored.name not in held.sizes for v in live.vouched) or any(
+                held.has(v.record.stored) for v in live.vouched
+            )
+
+        lacking = without_needs(going, view.union, available)
+        gone = {id(item) for item, _ in lacking}
+        for item, need in lacking:
+            tally.leave_out(item.label, Reason.INCOMPLETE, f"needs {need.kind} {need.key}")
+        tally.send = [item for item in tally.send if id(item) not in gone]
+        tally.sign = [(item, stored) for item, stored in tally.sign if id(item) not in gone]
+
+    # -- upload, publish, check ------------------------------------------------------------------
+
+    def _send(self, view: View, doomed: frozenset[str]) -> None:
+        seq = max(view.union.highest_seq, self._session.state.memory(self._session.workload).highest_seq) + 1
+        sent = self._upload(self._tally.send, doomed)
+        recorded = [*sent.stored, *self._tally.sign]
+        self._drop_needers(recorded, sent, view)
+        for _ in range(GC_ROUNDS):
+            if not recorded:
+                return
+            self._publish(recorded, seq)
+            self._note_stored(recorded)
+            doomed = read_doomed(self._session.backend)
+            overtaken = [item for item, stored in recorded if stored.name in doomed]
+            recorded = list(self._upload(overtaken, doomed).stored)
+        raise TransientError(
+            "a gc keeps deleting what this push publishes",
+            remedy="Wait until the gc is done, then push again.",
+            subject=self._session.workload,
+        )
+
+    def _note_stored(self, recorded: Sequence[tuple[Item, Stored]]) -> None:
+        known = {id(item) for item, _ in self._tally.stored}
+        for item, stored in recorded:
+            self._local.learn_stored(item.local, stored)
+            if id(item) not in known:
+                self._tally.stored.append((item, stored))
+
+    def _upload(self, items: Sequence[Item], doomed: frozenset[str]) -> Sent:
+        sent = upload(self._session, items, self._load, doomed, max_bytes=self._scope.max_bytes)
+        for item, reason in sent.failed:
+            self._tally.failed.append(Problem(subject=item.label, reason="upload", detail=reason))
+        for item, excluded in sent.changed:
+            self._tally.leave_out(item.label, excluded.reason, excluded.detail)
+        for item in sent.over:
+            self._tally.leave_out(item.label, Reason.OVER_BUDGET)
+        self._session.state.unmark(stored.name for _, stored in sent.stored)
+        self._tally.blobs += len({stored.name for _, stored in sent.stored})
+        return sent
+
+    def _load(self, item: Item) -> Entry:
+        return self._local.load(item.local)
+
+    def _drop_needers(self, recorded: list[tuple[Item, Stored]], sent: Sent, view: View) -> None:
+        """What needs an entry whose upload failed is not recorded either."""
+        if not (sent.failed or sent.changed or sent.over):
+            return
+        lacking = {
+            id(item): need
+            for item, need in without_needs((i for i, _ in recorded), view.union, lambda live: True)
+        }
+        for item, _ in recorded:
+            if id(item) in lacking:
+                self._tally.leave_out(item.label, Reason.INCOMPLETE, f"needs {lacking[id(item)].key}")
+        recorded[:] = [(item, stored) for item, stored in recorded if id(item) not in lacking]
+
+    def _publish(self, recorded: Sequence[tuple[Item, Stored]], seq: int) -> None:
+        environment = self._environment
+        lines = [encode_record(self._record(item, stored, seq)) for item, stored in recorded]
+        header, signature = sign_batch(self._signer, self._header(recorded, lines))
+        segment = frame.compress(encode_segment(header, signature, lines))
+        name = SegmentName(self._session.workload, environment.digest, digest_of(segment))
+        for error in self._session.backend.put_many(
+            {environment_name(environment.digest): environment.encode()}
+        ).values():
+            _raise(error)
+        _raise(self._session.backend.put_many({str(name): segment})[str(name)])
+        self._session.state.keep_segment(self._session.workload, name.digest, segment)
+        self._tally.segment = name.digest
+
+    def _record(self, item: Item, stored: Stored, seq: int) -> Record:
+        return Record(
+            format=FORMAT,
+            statement=item.statement,
+            stored=stored,
+            times=item.local.meta.times,
+            seq=seq,
+            producer=self._environment.digest,
+            provenance=self._provenance,
+        )
+
+    def _header(self, recorded: Sequence[tuple[Item, Stored]], lines: Sequence[bytes]) -> BatchHeader:
+        requires: dict[str, dict[str, FacetValue]] = {
+            item.statement.requires: dict(item.requires) for item, _ in recorded
+        }
+        return BatchHeader(
+            format=FORMAT,
+            type="batch",
+            workload=self._session.workload,
+            environment=self._environment.digest,
+            records=tuple(map(digest_of, lines)),
+            requires=requires,
+            withdrawn=self._withdrawn(recorded) if self._scope.replace else (),
+            readmit=(),
+            supersedes=(),
+        )
+
+    def _withdrawn(self, recorded: Sequence[tuple[Item, Stored]]) -> tuple[Withdrawal, ...]:
+        return tuple(
+            Withdrawal(
+                kind=live.statement.kind,
+                key=live.statement.key,
+                variant=live.statement.variant,
+                requires=live.statement.requires,
+                digest=live.statement.digest,
+            )
+            for item, _ in recorded
+            if item.live
+            for live in (item.live, *item.live.others)
+            if live.statement.digest != item.statement.digest
+        )
+
+    def _report(self, view: View, seconds: float) -> PushReport:
+        tally, counters = self._tally, self._session.backend.counters
+        planned = [*tally.send, *(item for item, _ in tally.sign)]
+        items = planned if self._scope.dry_run else [item for item, _ in tally.stored]
+        return PushReport(
+            workload=self._session.workload,
+            environment=self._environment.digest,
+            pushed=len(items),
+            held=tally.held,
+            covered=tally.covered,
+            divergent=sorted(tally.divergent),
+            excluded=reason_counts(tally.reasons),
+            excluded_entries=tally.shown,
+            masked=_sum(item.local.meta.masked for item in items),
+            by_kind=_sum({item.statement.kind: 1} for item in items),
+            blobs=tally.blobs,
+            uploaded_bytes=counters.uploaded_bytes,
+            plain_bytes=sum(item.statement.size for item in items),
+            requests=counters.requests,
+            segment=tally.segment,
+            failed=tally.failed,
+            refused=list(view.refused),
+            damaged=list(view.damaged),
+            warnings=list(view.warnings),
+            dry_run=self._scope.dry_run,
+            seconds=seconds,
+        )
+
+
+def _raise(error: StorageError | None) -> None:
+    if error is not None:
+        raise error
+
+
+def _sum(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for count in counts:
+        total.update(count)
+    return dict(sorted(total.items()))
