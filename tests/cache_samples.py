@@ -93,6 +93,16 @@ def contents(root: Path) -> dict[str, bytes]:
     return {name: path.read_bytes() for name, path in names if ".torchrelay" not in name}
 
 
+def plant(path: Path, what: str, target: Path = Path("/etc/passwd")) -> None:
+    """Something that is no file, under a file's name."""
+    if what == "link":
+        path.symlink_to(target)
+    elif what == "folder":
+        path.mkdir()
+    else:
+        os.mkfifo(path)
+
+
 class _Canary:
     def __init__(self, marker: Path) -> None:
         self.marker = marker

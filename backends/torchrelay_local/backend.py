@@ -3,21 +3,20 @@
 
 from __future__ import annotations
 
-import os
-import stat
 from typing import TYPE_CHECKING
 
-from torchrelay.errors import NotFoundError, StorageError
+from torchrelay.errors import NotFoundError
 from torchrelay.storage import Backend, Capabilities, Get, Got, ObjectInfo, Page
 from torchrelay_local import reading
 from torchrelay_local.config import read_config
 from torchrelay_local.folders import Folders
-from torchrelay_local.writing import Writer
+from torchrelay_local.writing import Writer, delete_many
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from torchrelay.errors import StorageError
     from torchrelay.storage import Location
 
 
@@ -63,22 +62,7 @@ class LocalBackend(Backend):
 
     def _delete_many(self, names: Sequence[str]) -> dict[str, StorageError | None]:
         self._wire.add(requests=len(names))
-        return {name: self._delete(name) for name in names}
-
-    def _delete(self, name: str) -> StorageError | None:
-        folder, _, base = name.rpartition("/")
-        try:
-            with self._folders.opened(folder) as dir_fd:
-                # A folder of this name is not an object; unlinking it is refused in various ways.
-                if not stat.S_ISDIR(os.stat(base, dir_fd=dir_fd, follow_symlinks=False).st_mode):
-                    os.unlink(base, dir_fd=dir_fd)
-        except (FileNotFoundError, NotFoundError):
-            return None
-        except StorageError as exc:
-            return exc
-        except OSError as exc:
-            return self._folders.error(exc, name)
-        return None
+        return delete_many(self._folders, names)
 
     def _list_page(self, prefix: str, token: str) -> Page:
         self._check_root()

@@ -146,6 +146,11 @@ class Folders:
         return classify_oserror(exc, what=str(self.root / below if below else self.root), subject=below)
 
 
+def folder_of(name: str) -> str:
+    """The folder that the object ``name`` lies in; empty for the root."""
+    return name.rpartition("/")[0]
+
+
 def sync_folder(fd: int) -> None:
     """Make what was created or renamed in a folder survive a crash, where the file system can."""
     try:

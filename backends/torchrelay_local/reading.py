@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from torchrelay.errors import NotFoundError, StorageError
 from torchrelay.storage import Get, Got, ObjectInfo, Page, is_component, is_object_name, not_found, too_large
+from torchrelay_local.folders import folder_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -28,10 +29,10 @@ _CHUNK = 1 << 30  # Linux reads at most 2 GiB less a page at once
 def read_many(folders: Folders, gets: Sequence[Get]) -> Iterator[Got]:
     """Each get's bytes, folder by folder.
 
-    One after the other: a thread pool made reads from the page cache slower.
+    One after the other: eight threads gained nothing for 5,000 files of 24 KiB in the page cache.
     """
-    ordered = sorted(gets, key=lambda get: _folder_of(get.name))
-    for folder, group in groupby(ordered, key=lambda get: _folder_of(get.name)):
+    ordered = sorted(gets, key=lambda get: folder_of(get.name))
+    for folder, group in groupby(ordered, key=lambda get: folder_of(get.name)):
         batch = list(group)
         done = 0
         try:
@@ -93,7 +94,7 @@ def _pread(fd: int, length: int, offset: int) -> bytes:
 def stat_many(folders: Folders, names: Sequence[str]) -> dict[str, ObjectInfo | StorageError | None]:
     """Size and time of each, None for what is absent or no regular file."""
     results: dict[str, ObjectInfo | StorageError | None] = {}
-    for folder, group in groupby(sorted(names, key=_folder_of), key=_folder_of):
+    for folder, group in groupby(sorted(names, key=folder_of), key=folder_of):
         batch = list(group)
         try:
             with folders.opened(folder) as dir_fd:
@@ -175,7 +176,3 @@ def _entry_info(entry: os.DirEntry[str], name: str) -> ObjectInfo | None:
         return _info(name, entry.stat(follow_symlinks=False))
     except FileNotFoundError:
         return None
-
-
-def _folder_of(name: str) -> str:
-    return name.rpartition("/")[0]

@@ -11,13 +11,15 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import stat
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TYPE_CHECKING
 
-from torchrelay.errors import StorageError, TransientError
+from torchrelay.errors import NotFoundError, StorageError, TransientError
 from torchrelay.storage import TEMP_PREFIX
-from torchrelay_local.folders import Folders, sync_folder
+from torchrelay_local.folders import Folders, folder_of, sync_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -63,7 +65,7 @@ class Writer:
     def put_many(self, objects: Mapping[str, bytes]) -> dict[str, StorageError | None]:
         """Store the objects; the result of each name. Raises nothing for what concerns one of them."""
         results: dict[str, StorageError | None] = {}
-        by_folder = sorted(objects, key=lambda name: name.rpartition("/")[0])
+        by_folder = sorted(objects, key=folder_of)
         for start in range(0, len(by_folder), BATCH_FILES):
             batch = by_folder[start : start + BATCH_FILES]
             results.update(self._put_batch({name: objects[name] for name in batch}))
@@ -92,7 +94,7 @@ class Writer:
         return results
 
     def _write_temp(self, name: str, data: bytes, dir_fds: dict[str, int]) -> _Pending:
-        folder = name.rpartition("/")[0]
+        folder = folder_of(name)
         if folder not in dir_fds:
             dir_fds[folder] = self._folders.ensure(folder)
         dir_fd = dir_fds[folder]
@@ -176,6 +178,34 @@ class Writer:
                         status = entry.stat(follow_symlinks=False)
                         if now - status.st_mtime > STALE_S:
                             os.unlink(entry.name, dir_fd=fresh.dir_fd)
+
+
+def delete_many(folders: Folders, names: Sequence[str]) -> dict[str, StorageError | None]:
+    """Unlink each file. Not synced: a delete that a crash undoes is found again by the next one."""
+    results: dict[str, StorageError | None] = {}
+    for folder, group in groupby(sorted(names, key=folder_of), key=folder_of):
+        batch = list(group)
+        try:
+            with folders.opened(folder) as dir_fd:
+                results.update({name: _delete_one(folders, dir_fd, name) for name in batch})
+        except NotFoundError:
+            results.update(dict.fromkeys(batch))
+        except StorageError as exc:
+            results.update(dict.fromkeys(batch, exc))
+    return results
+
+
+def _delete_one(folders: Folders, dir_fd: int, name: str) -> StorageError | None:
+    base = name.rpartition("/")[2]
+    try:
+        # A folder of this name is not an object; unlinking it is refused in various ways.
+        if not stat.S_ISDIR(os.stat(base, dir_fd=dir_fd, follow_symlinks=False).st_mode):
+            os.unlink(base, dir_fd=dir_fd)
+    except FileNotFoundError:
+        return None
+    except OSError as exc:
+        return folders.error(exc, name)
+    return None
 
 
 def _write_all(fd: int, data: bytes) -> None:

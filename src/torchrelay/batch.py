@@ -7,6 +7,8 @@ is decided in :mod:`torchrelay.signing`; here only the shape is checked.
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -24,6 +26,7 @@ from torchrelay.statement import (
     check_integers,
     check_workload,
     encode_record,
+    is_blob_name,
     parse_record,
     parse_versioned,
 )
@@ -33,6 +36,8 @@ Requires = Mapping[str, FacetValue]
 
 BATCH_TYPE = "application/vnd.torchrelay.batch.v1"
 CHECKPOINT_TYPE = "application/vnd.torchrelay.checkpoint.v1"
+
+_FACET = re.compile(r"[a-z][a-z0-9_]{0,63}")
 
 ANY = "*"
 """In a withdrawal: whatever digest the identity has."""
@@ -193,14 +198,43 @@ def encode_header(header: BatchHeader) -> bytes:
     Raises:
         FormatError: The header breaks a rule of the format.
     """
-    _check_header(header, "a batch to be signed")
-    return canonjson.encode(header)
+    name = "a batch to be signed"
+    _check_header(header, name)
+    return _bounded(canonjson.encode(header), limits.MAX_HEADER_BYTES, name)
+
+
+def encode_checkpoint_header(header: CheckpointHeader) -> bytes:
+    """The bytes that are signed, and the first line of the checkpoint.
+
+    Raises:
+        FormatError: The header breaks a rule of the format.
+    """
+    name = "a checkpoint to be signed"
+    _counts(header.batches, name)
+    _check_checkpoint(header, name)
+    return _bounded(canonjson.encode(header), limits.MAX_HEADER_BYTES, name)
+
+
+def _bounded(data: bytes, limit: int, name: str) -> bytes:
+    """``data``, if readers take so much: what nobody could read must not be published."""
+    if len(data) > limit:
+        raise FormatError(
+            f"{name} has {len(data)} bytes, more than the {limit} that readers take",
+            remedy="Publish it in several parts.",
+            subject=name,
+        )
+    return data
 
 
 def encode_segment(header: bytes, signature: Signature, records: Sequence[bytes]) -> bytes:
-    """The plain bytes of a segment with one batch."""
+    """The plain bytes of a segment with one batch.
+
+    Raises:
+        FormatError: They are more than readers take.
+    """
     first = SegmentHeader(format=FORMAT, type="segment", batches=(len(records),))
-    return b"\n".join([canonjson.encode(first), header, canonjson.encode(signature), *records]) + b"\n"
+    lines = [canonjson.encode(first), header, canonjson.encode(signature), *records]
+    return _bounded(b"\n".join(lines) + b"\n", limits.MAX_SEGMENT_BYTES, "a segment")
 
 
 def encode_checkpoint(
@@ -208,11 +242,15 @@ def encode_checkpoint(
     signature: Signature,
     batches: Sequence[tuple[bytes, Signature, Sequence[bytes]]],
 ) -> bytes:
-    """The plain bytes of a checkpoint."""
-    lines = [canonjson.encode(header), canonjson.encode(signature)]
+    """The plain bytes of a checkpoint.
+
+    Raises:
+        FormatError: They are more than readers take, or the header breaks a rule of the format.
+    """
+    lines = [encode_checkpoint_header(header), canonjson.encode(signature)]
     for body, signed, records in batches:
         lines += [body, canonjson.encode(signed), *records]
-    return b"\n".join(lines) + b"\n"
+    return _bounded(b"\n".join(lines) + b"\n", limits.MAX_SEGMENT_BYTES, "a checkpoint")
 
 
 def parse_segment(stored: bytes, *, name: Digest) -> Segment:
@@ -238,9 +276,15 @@ def parse_segment(stored: bytes, *, name: Digest) -> Segment:
 
 
 def encode_doomed(names: Sequence[str]) -> bytes:
-    """The stored bytes of a doomed list."""
+    """The stored bytes of a doomed list.
+
+    Raises:
+        FormatError: A name is not a blob's, or there are more than readers take.
+    """
+    name = "a doomed list"
     doomed = DoomedList(format=FORMAT, type="doomed", names=tuple(sorted(set(names))))
-    return frame.compress(canonjson.encode(doomed))
+    _check_doomed(doomed, name)
+    return frame.compress(_bounded(canonjson.encode(doomed), limits.MAX_SEGMENT_BYTES, name))
 
 
 def parse_doomed(stored: bytes, *, name: Digest) -> frozenset[str]:
@@ -254,7 +298,17 @@ def parse_doomed(stored: bytes, *, name: Digest) -> frozenset[str]:
         raise DamagedError(f"{label} does not have the digest that names it", subject=label)
     plain = frame.decompress_bounded(stored, limit=limits.MAX_SEGMENT_BYTES, name=label)
     doomed: DoomedList = parse_versioned(plain, DoomedList, name=label, limit=limits.MAX_SEGMENT_BYTES)
+    _check_doomed(doomed, label)
     return frozenset(doomed.names)
+
+
+def _check_doomed(doomed: DoomedList, name: str) -> None:
+    """Only blobs, each once and in order: nobody may get anything else deleted by a planted list."""
+    for text in doomed.names:
+        if not is_blob_name(text):
+            raise FormatError(f"{name} holds {text[:100]!r}, which is no blob", subject=name)
+    if any(a >= b for a, b in itertools.pairwise(doomed.names)):
+        raise FormatError(f"{name} is not sorted and distinct", subject=name)
 
 
 class _Lines:
@@ -264,7 +318,7 @@ class _Lines:
         if not plain.endswith(b"\n"):
             raise FormatError(f"{label} does not end with a line feed", subject=label)
         self.label = label
-        self._lines: Iterator[bytes] = iter(plain[:-1].split(b"\n"))
+        self._lines = _split(plain)
         self._number = 0
 
     def next(self) -> bytes:
@@ -283,20 +337,33 @@ class _Lines:
             raise FormatError(f"{self.label} goes on after its last record", subject=self.label)
 
 
+def _split(plain: bytes) -> Iterator[bytes]:
+    """One line at a time: sixty million empty ones must not become as many objects."""
+    start = 0
+    while start < len(plain):
+        end = plain.index(b"\n", start)
+        yield plain[start:end]
+        start = end + 1
+
+
 def _parse_checkpoint(first: bytes, lines: _Lines, name: Digest) -> Segment:
     label = lines.label
     header: CheckpointHeader = parse_versioned(
-        first, CheckpointHeader, name=label, limit=limits.MAX_SEGMENT_BYTES
+        first, CheckpointHeader, name=label, limit=limits.MAX_HEADER_BYTES
     )
+    _check_checkpoint(header, label)
+    signed = Signed(first, CHECKPOINT_TYPE, _parse_signature(lines))
+    batches = tuple(_parse_batch(lines, count, whole=False) for count in _counts(header.batches, label))
+    lines.end()
+    return Segment(name, batches, header, signed)
+
+
+def _check_checkpoint(header: CheckpointHeader, label: str) -> None:
     _check_place(header.workload, header.environment, label)
     check_integers((header.generation,), name=label)
     check_digests(header.supersedes, name=label)
     for pack in header.packs:
         _check_pack(pack, label)
-    signed = Signed(first, CHECKPOINT_TYPE, _parse_signature(lines))
-    batches = tuple(_parse_batch(lines, count, whole=False) for count in _counts(header.batches, label))
-    lines.end()
-    return Segment(name, batches, header, signed)
 
 
 def _check_pack(pack: Pack, label: str) -> None:
@@ -312,7 +379,7 @@ def _check_pack(pack: Pack, label: str) -> None:
 def _parse_batch(lines: _Lines, count: int, *, whole: bool) -> Batch:
     body = lines.next()
     place = lines.place
-    header: BatchHeader = parse_versioned(body, BatchHeader, name=place, limit=limits.MAX_SEGMENT_BYTES)
+    header: BatchHeader = parse_versioned(body, BatchHeader, name=place, limit=limits.MAX_HEADER_BYTES)
     _check_header(header, place)
     signed = Signed(body, BATCH_TYPE, _parse_signature(lines))
     records = tuple(_parse_line(lines, header) for _ in range(count))
@@ -354,6 +421,7 @@ def _check_header(header: BatchHeader, name: str) -> None:
         raise FormatError(f"{name} lists a record twice", subject=name)
     check_digests((*header.records, *header.supersedes), name=name)
     for digest, requires in header.requires.items():
+        _check_requires(requires, name)
         if encode_requires(requires)[0] != digest:
             raise FormatError(f"{name} has a table of requirements under a wrong digest", subject=name)
     decisions: tuple[Withdrawal | Readmission, ...] = (*header.withdrawn, *header.readmit)
@@ -363,6 +431,13 @@ def _check_header(header: BatchHeader, name: str) -> None:
         if item.digest != ANY and not is_digest(item.digest):
             raise FormatError(f"{name} withdraws or readmits no possible digest", subject=name)
     check_digests((item.lifts for item in header.readmit), name=name)
+
+
+def _check_requires(requires: Requires, name: str) -> None:
+    """Names and values as any version may write them; what an unknown facet means is not judged."""
+    if not all(map(_FACET.fullmatch, requires)):
+        raise FormatError(f"{name} has a facet whose name is not allowed", subject=name)
+    check_integers((value for value in requires.values() if isinstance(value, int)), name=name)
 
 
 def _check_place(workload: str, environment: str, name: str) -> None:
@@ -399,6 +474,7 @@ __all__ = [
     "Signed",
     "Withdrawal",
     "encode_checkpoint",
+    "encode_checkpoint_header",
     "encode_doomed",
     "encode_header",
     "encode_record",

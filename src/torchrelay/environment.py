@@ -227,6 +227,8 @@ def check_facet(name: str, value: FacetValue) -> None:
     """
     if _NAME.fullmatch(name) is None:
         raise FormatError(f"{name[:80]!r} is not the name of a facet or setting", subject=name[:80])
+    if isinstance(value, int) and abs(value) > canonjson.MAX_INTEGER:
+        raise FormatError(f"the value of {name} is out of bounds", subject=name)
     texts = value if isinstance(value, tuple) else (str(value),)
     if len(texts) > _MAX_ITEMS or any(len(text) > _MAX_TEXT for text in texts):
         raise FormatError(f"the value of {name} is too long", subject=name)

@@ -73,7 +73,21 @@ def content_size(stored: bytes | memoryview, *, name: str) -> int:
         raise DamagedError(f"{name} does not state its plain size", subject=name)
     if info.dictionary_id:
         raise DamagedError(f"{name} needs a zstd dictionary", subject=name)
+    # The decoder does not hold short frames to its bound; what readers accept must not vary by length.
+    if _window(stored, info.decompressed_size) > 1 << MAX_WINDOW_LOG:
+        raise DamagedError(f"{name} asks for a zstd window of over 8 MiB", subject=name)
     return int(info.decompressed_size)
+
+
+def _window(stored: bytes | memoryview, size: int) -> int:
+    """The window in bytes that the header states, or the content's size if the frame is one segment.
+
+    RFC 8878, 3.1.1.1. The header was parsed before, so both bytes are there.
+    """
+    if stored[4] & 0x20:
+        return size
+    base = 1 << (10 + (stored[5] >> 3))
+    return base + base // 8 * (stored[5] & 7)
 
 
 def _inflate(stored: bytes | memoryview, size: int, name: str) -> bytes:

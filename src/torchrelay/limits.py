@@ -17,7 +17,11 @@ MAX_SEGMENT_BYTES = 64 * MIB
 """Plain bytes of one segment; about 60,000 records."""
 
 MAX_DOCUMENT_BYTES = 1 * MIB
-"""Bytes of one environment, doomed list, stamp or policy document."""
+"""Bytes of one environment, stamp or policy document, and of the first line of a plain segment."""
+
+MAX_HEADER_BYTES = 16 * MIB
+"""Bytes of one batch header or checkpoint header. Parsed, a hostile one of small members takes some
+eight times as much memory."""
 
 MAX_RECORD_BYTES = 1 * MIB
 """Bytes of one record line; a `tree` entry may list thousands of files."""

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from torchrelay.batch import ANY, Batch, BatchHeader, Readmission, Requires, Withdrawal
+from torchrelay.batch import ANY, Batch, BatchHeader, Requires
 from torchrelay.digest import Digest, digest_of
 from torchrelay.statement import Identity, Record, Statement, statement_bytes
 
@@ -108,12 +108,19 @@ def union(accepted: Iterable[Accepted], *, threshold: int = 1) -> Union:
         accepted: The batches that the reader's policy accepts.
         threshold: How many distinct keys must vouch for the same statement.
     """
-    batches = {item.batch.digest: item for item in accepted}
-    gone = _withdrawals(batches.values())
+    items = list(accepted)
+    gone = _withdrawals(items)
     candidates: dict[Identity, _Candidates] = {}
+    seen: set[tuple[Digest, Digest, Digest]] = set()
     highest = 0
-    for item in batches.values():
+    for item in items:
         for digest, record in item.batch.records:
+            # A header's digest does not say who signed it, and a checkpoint may leave records out:
+            # what counts once is a record of one key's batch, wherever it was found.
+            name = (item.batch.digest, item.key_id, digest)
+            if name in seen:
+                continue
+            seen.add(name)
             highest = max(highest, record.seq)
             if not gone.covers(record.statement, item.key_id):
                 _collect(candidates, item, digest, record)
@@ -134,7 +141,7 @@ def _decide(candidates: dict[Identity, _Candidates], threshold: int, highest: in
     live: dict[Identity, Live] = {}
     outvoted: list[Identity] = []
     divergent: list[Divergence] = []
-    for identity, entry in candidates.items():
+    for identity, entry in sorted(candidates.items(), key=lambda item: item[0]):
         digests = sorted({group[0].record.statement.digest for group in entry.by_statement.values()})
         if len(digests) > 1 and identity.kind not in LATEST_KINDS:
             divergent.append(Divergence(identity, tuple(digests)))
@@ -152,7 +159,7 @@ def _winner(kind: str, entry: _Candidates, threshold: int) -> Live | None:
     for digest, group in entry.by_statement.items():
         signers = frozenset(vouched.key_id for vouched in group)
         if len(signers) >= threshold:
-            ordered = tuple(sorted(group, key=lambda vouched: (-vouched.record.seq, vouched.digest)))
+            ordered = tuple(sorted(group, key=_rank))
             live = Live(group[0].record.statement, entry.requires, ordered, signers)
             ranked.append(((-len(signers), -live.seq if kind in LATEST_KINDS else 0, digest), live))
     if not ranked:
@@ -161,41 +168,44 @@ def _winner(kind: str, entry: _Candidates, threshold: int) -> Live | None:
     return replace(first, others=tuple(others)) if others else first
 
 
+def _rank(vouched: Vouched) -> tuple[int, Digest, Digest, Digest]:
+    return -vouched.record.seq, vouched.digest, vouched.key_id, vouched.batch
+
+
 @dataclass(frozen=True, slots=True)
 class _Gone:
     """Withdrawals in force, by identity: the digest and whose records are meant (None: all)."""
 
-    by_identity: Mapping[Identity, list[tuple[str, Digest | None]]]
+    by_identity: Mapping[Identity, set[tuple[str, Digest | None]]]
 
     def covers(self, statement: Statement, key_id: Digest) -> bool:
-        return any(
-            digest in (ANY, statement.digest) and author in (None, key_id)
-            for digest, author in self.by_identity.get(statement.identity, ())
+        found = self.by_identity.get(statement.identity)
+        return found is not None and not found.isdisjoint(
+            (digest, author) for digest in (ANY, statement.digest) for author in (None, key_id)
         )
 
 
-def _withdrawals(accepted: Iterable[Accepted]) -> _Gone:
+_Lift = tuple[Digest, Identity, str]
+"""What a readmission names: the batch, the identity and the digest withdrawn."""
+
+
+def _withdrawals(items: Iterable[Accepted]) -> _Gone:
     """A maintainer's withdrawal binds all, a writer's only that key's own records."""
-    items = list(accepted)
-    lifted = [(item, readmit) for item in items for readmit in item.batch.header.readmit]
-    gone: dict[Identity, list[tuple[str, Digest | None]]] = defaultdict(list)
+    items = list(items)
+    lifters: dict[_Lift, set[Digest | None]] = defaultdict(set)
     for item in items:
+        for readmit in item.batch.header.readmit:
+            lift = (readmit.lifts, readmit.identity, readmit.digest)
+            lifters[lift].add(None if item.maintainer else item.key_id)
+    gone: dict[Identity, set[tuple[str, Digest | None]]] = defaultdict(set)
+    for item in items:
+        author = None if item.maintainer else item.key_id
         for withdrawal in item.batch.header.withdrawn:
-            if not any(_lifts(by, readmit, item, withdrawal) for by, readmit in lifted):
-                author = None if item.maintainer else item.key_id
-                gone[withdrawal.identity].append((withdrawal.digest, author))
+            lift = (item.batch.digest, withdrawal.identity, withdrawal.digest)
+            # Only equal authority lifts: a maintainer, or the writer's own key for its own.
+            if lifters.get(lift, frozenset()).isdisjoint((None, author)):
+                gone[withdrawal.identity].add((withdrawal.digest, author))
     return _Gone(gone)
-
-
-def _lifts(by: Accepted, readmit: Readmission, item: Accepted, withdrawal: Withdrawal) -> bool:
-    """Only equal authority lifts: a maintainer, or the writer's own key for its own withdrawal."""
-    equal = by.maintainer or (not item.maintainer and by.key_id == item.key_id)
-    return (
-        equal
-        and readmit.lifts == item.batch.digest
-        and readmit.identity == withdrawal.identity
-        and readmit.digest == withdrawal.digest
-    )
 
 
 def superseded(accepted: Iterable[Accepted], owners: Mapping[Digest, frozenset[Digest]]) -> frozenset[Digest]:

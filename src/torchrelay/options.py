@@ -25,6 +25,7 @@ class PushOptions:
         replace: As `own`, and withdraw what the store holds.
         repair: Read held blobs and send damaged ones again.
         assume_environment: An unstamped directory was filled on this machine; stamp it so.
+        environment: Where the entries of a Mega-Cache blob were made, if not where it is imported.
         max_bytes: Upload at most so many bytes of blobs.
         max_entries: Record at most so many entries.
         dry_run: Write nothing.
@@ -38,6 +39,7 @@ class PushOptions:
     replace: bool = False
     repair: bool = False
     assume_environment: bool = False
+    environment: Environment | None = None
     max_bytes: int | None = None
     max_entries: int | None = None
     dry_run: bool = False

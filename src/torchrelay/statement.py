@@ -8,7 +8,7 @@ the format when it is parsed, so code behind it never sees a hostile name or an 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import msgspec
@@ -21,12 +21,12 @@ FORMAT = 1
 """The version of every object that this torchrelay writes, and the highest that it reads."""
 
 CODEC = "zstd"
-MAX_INTEGER = 2**53 - 1
-"""The largest integer that every JSON reader holds exactly (RFC 7493)."""
+MAX_INTEGER = canonjson.MAX_INTEGER
 
 _WORKLOAD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*")
 _KIND = re.compile(r"[a-z][a-z0-9_]{0,31}")
 _KEY = re.compile(r"[\x21-\x7e]+")
+_BLOB = re.compile(r"blobs/([0-9a-f]{2})/\1[0-9a-f]{62}(\.[1-9][0-9]{0,15})?")
 _CANON = re.compile(r"[a-z0-9][a-z0-9./+-]{0,63}")
 
 
@@ -111,6 +111,11 @@ def blob_name(digest: Digest, copy: int = 0) -> str:
     return f"blobs/{digest[:2]}/{digest}{suffix}"
 
 
+def is_blob_name(name: str) -> bool:
+    """Whether :func:`blob_name` gives ``name`` for some digest and copy number."""
+    return _BLOB.fullmatch(name) is not None
+
+
 def check_workload(name: str) -> str:
     """``name``, if it is a workload name.
 
@@ -161,8 +166,12 @@ def encode_record(record: Record) -> bytes:
     Raises:
         FormatError: The record breaks a rule of the format, so it must not be signed.
     """
-    _check_record(record, "a record to be signed")
-    return canonjson.encode(record)
+    name = "a record to be signed"
+    _check_record(record, name)
+    data = canonjson.encode(record)
+    if len(data) > limits.MAX_RECORD_BYTES:
+        raise FormatError(f"{name} has {len(data)} bytes, more than readers take", subject=name)
+    return data
 
 
 def parse_record(data: bytes, *, name: str) -> Record:
@@ -269,6 +278,8 @@ def _check_record(record: Record, name: str) -> None:
     _check_count(record.provenance, 32, name)
     if any(len(text) > 1024 for item in record.provenance.items() for text in item):
         raise FormatError(f"{name} has a provenance text of over 1,024 characters", subject=name)
+    if not all(member.isascii() for member in record.provenance):
+        raise FormatError(f"{name} has a provenance whose name is not ASCII", subject=name)
 
 
 def _check_statement(statement: Statement, name: str) -> None:
@@ -303,8 +314,15 @@ def _check_files(statement: Statement, name: str) -> None:
     names = {check_file_name(file.name) for file in statement.files}
     if len(names) != len(statement.files):
         raise FormatError(f"{name} names a file twice", subject=name)
+    if any(folder in names for file in names for folder in _folders(file)):
+        raise FormatError(f"{name} has a file that is another one's folder", subject=name)
     if statement.files and sum(file.size for file in statement.files) != statement.size:
         raise FormatError(f"{name} has files whose sizes do not add up to the entry's", subject=name)
+
+
+def _folders(file: str) -> Iterator[str]:
+    parts = file.split("/")
+    return ("/".join(parts[:depth]) for depth in range(1, len(parts)))
 
 
 def _check_count(items: Any, most: int, name: str) -> None:

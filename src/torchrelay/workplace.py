@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from torchrelay.caches.index import Index
 from torchrelay.caches.ledger import Ledger
 from torchrelay.caches.local import LocalView, scan_local
 from torchrelay.caches.machine import this_environment, this_hints
+from torchrelay.caches.mega import TYPES as MEGA_TYPES
 from torchrelay.caches.registry import kinds_for
 from torchrelay.caches.stamp import Stamp, read_stamp, require_same, write_stamp
 from torchrelay.config import default_cache_dir
@@ -43,7 +44,8 @@ from torchrelay.signing.keyfiles import config_directory, load_private_key, pass
 from torchrelay.storage import Location, ObservedBackend, RetryingBackend, open_backend
 from torchrelay.store import look
 from torchrelay.store.check import verify_local, verify_store
-from torchrelay.store.fetch import Fetch, Fetched
+from torchrelay.store.fetch import CacheDirectories, Fetch, Fetched
+from torchrelay.store.mega import MegaSink, MegaSource
 from torchrelay.store.plan import Plan, local_names, make_plan
 from torchrelay.store.publish import Push, Scope
 from torchrelay.store.session import Session, silent
@@ -99,11 +101,10 @@ class Workplace:
             stamp = write_stamp(roots.inductor, Stamp(environment, time.time_ns()))
             ledger = Ledger.open(roots.inductor)
             with _scanned(roots, stamp) as local:
-                plan = make_plan(view.union.live.values(), local, environment, ledger)
+                plan = make_plan(view.union.live.values(), local, environment, ledger, roots.trees)
                 deadline = None if options.deadline is None else started + options.deadline
-                fetch = Fetch(
-                    session, roots, ledger, packed=view.packed, index=local.index, deadline=deadline
-                )
+                sink = CacheDirectories(roots, ledger, local.index, view.union.live.values())
+                fetch = Fetch(session, sink, packed=view.packed, deadline=deadline)
                 fetched = fetch.run(plan.install, plan.needers, local_names(local))
             seconds = time.monotonic() - started
             return _pull_report(session, view, plan, fetched, environment=environment, seconds=seconds)
@@ -120,7 +121,7 @@ class Workplace:
             environment = stamp.environment if stamp else this_environment()
             with _scanned(roots, stamp) as local:
                 ledger = Ledger.open(roots.inductor)
-                plan = make_plan(view.union.live.values(), local, environment, ledger)
+                plan = make_plan(view.union.live.values(), local, environment, ledger, roots.trees)
                 return StatusReport(
                     store=session.backend.describe(),
                     workload=self.workload,
@@ -188,11 +189,47 @@ class Workplace:
 
     def import_mega(self, path: Path, options: PushOptions) -> PushReport:
         """See :meth:`torchrelay.relay.Relay.import_mega`."""
-        raise NotImplementedError
+        signer, policy = self._signer_and_policy()
+        environment = options.environment or (this_environment() if options.assume_environment else None)
+        environment = environment or self._stamped_environment()
+        if environment is None:
+            raise StampError(
+                "a Mega-Cache blob does not say where it was made",
+                remedy="If this machine made it, import with --assume-environment this; else name the "
+                "machine's document with --environment.",
+                subject=str(path),
+            )
+        source = MegaSource(path, environment)
+        with self._session(policy, create=not options.dry_run) as session:
+            push = Push(
+                session,
+                source,
+                environment=environment,
+                signer=signer,
+                ledger=Ledger(path.parent),
+                scope=replace(_scope(Stamp(environment, 0), options), since_ns=0),
+                provenance=options.provenance,
+            )
+            return push.run()
 
     def export_mega(self, path: Path, options: PullOptions) -> PullReport:
         """See :meth:`torchrelay.relay.Relay.export_mega`."""
-        raise NotImplementedError
+        started = time.monotonic()
+        with self._session(self._reading_policy()) as session:
+            view = load_view(session)
+            environment = options.environment or this_environment()
+            nothing = LocalView(kinds_for(None), Index(path.parent))
+            plan = make_plan(view.union.live.values(), nothing, environment, Ledger(path.parent))
+            sink = MegaSink()
+            deadline = None if options.deadline is None else started + options.deadline
+            fetched = Fetch(session, sink, packed=view.packed, deadline=deadline).run(
+                [live for live in plan.install if live.statement.kind in MEGA_TYPES],
+                [live for live in plan.needers if live.statement.kind in MEGA_TYPES],
+                (),
+            )
+            sink.write(path)
+            seconds = time.monotonic() - started
+            return _pull_report(session, view, plan, fetched, environment=environment, seconds=seconds)
 
     # -- the user's key, policy and directories --------------------------------------------------
 

@@ -507,8 +507,12 @@ def test_a_root_that_does_not_exist(root):
 def test_a_root_is_made_by_the_first_put_if_allowed(tmp_path):
     root = tmp_path / "deep" / "store"
     backend = LocalBackend(root, create=True)
+    assert list(backend.list()) == []
+    assert list(backend.list("a/")) == []
+    assert backend.stat_many(["a/x"]) == {"a/x": None}
+    assert backend.delete_many(["a/x"]) == {"a/x": None}
     with pytest.raises(NotFoundError):
-        backend.list()
+        backend.get("a/x", limit=9)
     assert not root.parent.exists(), "reading makes nothing"
     backend.put("a/x", b"1")
     assert files(root) == {"a/x"}
@@ -533,7 +537,10 @@ def test_a_root_that_is_a_file(tmp_path, create, below):
 def test_a_root_that_is_a_dangling_link(tmp_path):
     link = tmp_path / "link"
     link.symlink_to(tmp_path / "nowhere")
-    assert isinstance(LocalBackend(link, create=True).put_many({"x": b"1"})["x"], PermanentError)
+    backend = LocalBackend(link, create=True)
+    assert isinstance(backend.put_many({"x": b"1"})["x"], PermanentError)
+    with pytest.raises(NotFoundError):
+        backend.list()
     assert not (tmp_path / "nowhere").exists()
 
 

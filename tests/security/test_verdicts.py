@@ -584,3 +584,37 @@ def test_threads_may_share_a_verifier() -> None:
     live = manifest.union([first]).live
     with pytest.raises(TrustError):
         verifier.open(next(iter(live.values())), BLOB)
+
+
+# --- one header, two signers: its digest names the header, not who signed it
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_writer_who_signs_a_maintainers_header_takes_nothing_from_it(order: int) -> None:
+    verifier = Verifier(
+        Policy((*MAINTAINERS.keys, TrustedKey(EVE.public_key, roles=("writer",)))), today=TODAY
+    )
+    gone = (withdrawal(RECORD),)
+    copies = [make_segment(BOB, [], withdrawn=gone), make_segment(EVE, [], withdrawn=gone)]
+    found = [make_segment(ALICE, [RECORD]), *copies[::order]]
+    view, _ = verifier.union([admit(verifier, one) for one in found], workload=WORKLOAD)
+    assert not view.live
+
+
+def test_two_keys_over_one_header_are_two_signers() -> None:
+    verifier = Verifier(two_keys(), today=TODAY)
+    found = [make_segment(ALICE, [RECORD]), make_segment(BOB, [RECORD])]
+    view, refused = verifier.union([admit(verifier, one) for one in found], workload=WORKLOAD)
+    assert not refused
+    (live,) = view.live.values()
+    assert verifier.open(live, BLOB).signers == {ALICE.public_key.key_id, BOB.public_key.key_id}
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_checkpoint_that_leaves_a_record_out_hides_none_that_a_segment_has(order: int) -> None:
+    body, signature = sign_batch(ALICE, make_header([RECORD, OTHER_RECORD]))
+    lines = [encode_record(RECORD), encode_record(OTHER_RECORD)]
+    found = [segment(body, signature, lines), checkpoint(BOB, HEADER, [(body, signature, lines[:1])])]
+    verifier = Verifier(MAINTAINERS, today=TODAY)
+    view, _ = verifier.union([admit(verifier, one) for one in found[::order]], workload=WORKLOAD)
+    assert len(view.live) == 2

@@ -247,11 +247,12 @@ def sweep_temporaries(root: Path, *, older_than: float = STALE_SECONDS) -> int:
 
 
 def check_private(root: Path) -> None:
-    """Nobody but this user and root decides what lies in ``root``; a group may be let in on purpose.
+    """Nobody but this user, root, and whom a group lets in decides what lies in ``root``.
 
-    What is checked is the real path, after symbolic links. ``root`` itself belongs to this user or
-    root. No component is writable by everybody, but for sticky directories such as ``/tmp``; there
-    everybody can make a name, so what lies directly in one belongs to this user or root as well.
+    What is checked is the real path, after symbolic links. No component is writable by everybody, but
+    for sticky directories such as ``/tmp``. There everybody can make a name, so what lies directly in
+    one belongs to this user or root. ``root`` itself does so too, or is open for writing to a group
+    that this user is in: that is how a team shares a cache (D03).
 
     Raises:
         UnsafeDirectoryError: It is not so.
@@ -259,28 +260,33 @@ def check_private(root: Path) -> None:
     """
     try:
         real = root.resolve(strict=True)
-        _check_component(real, own=True)
+        if not stat.S_ISDIR(real.stat().st_mode):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        _check_owner(real, shared=True)
+        _check_mode(real, sticky_passes=False)
         for below, above in itertools.pairwise((real, *real.parents)):
-            sticky = _check_component(above, own=False)
-            if sticky:
-                _check_component(below, own=True)
+            if _check_mode(above, sticky_passes=True):
+                _check_owner(below, shared=False)
     except (OSError, RuntimeError) as exc:
         error = exc if isinstance(exc, OSError) else OSError(errno.ELOOP, str(exc))
         raise storage_error(error, root) from exc
 
 
-def _check_component(path: Path, *, own: bool) -> bool:
-    """Whether ``path`` is a sticky directory that everybody may write to."""
+def _check_owner(path: Path, *, shared: bool) -> None:
+    """``path`` belongs to this user or root, or, if ``shared``, a group of ours may write to it."""
     info = path.lstat()
-    open_to_all = bool(info.st_mode & stat.S_IWOTH)
-    sticky = bool(info.st_mode & stat.S_ISVTX)
-    if not stat.S_ISDIR(info.st_mode):
-        raise _unsafe(path, "is not a directory", "Name a directory for the cache.")
-    if own and info.st_uid not in (os.geteuid(), 0):
+    let_in = bool(info.st_mode & stat.S_IWGRP) and info.st_gid in (os.getegid(), *os.getgroups())
+    if info.st_uid not in (os.geteuid(), 0) and not (shared and let_in):
         raise _unsafe(path, f"belongs to another user (uid {info.st_uid})", _OWN_REMEDY)
-    if open_to_all and (own or not sticky):
+
+
+def _check_mode(path: Path, *, sticky_passes: bool) -> bool:
+    """Whether everybody may write to ``path``, which only passes if it is sticky."""
+    mode = path.lstat().st_mode
+    open_to_all = bool(mode & stat.S_IWOTH)
+    if open_to_all and not (sticky_passes and mode & stat.S_ISVTX):
         raise _unsafe(path, "is writable by every user", f"Run `chmod o-w {path}`, or {_ELSEWHERE}.")
-    return open_to_all and sticky
+    return open_to_all
 
 
 _ELSEWHERE = "set TORCHINDUCTOR_CACHE_DIR to a directory of your own"
@@ -417,10 +423,18 @@ def _made_folder(stack: contextlib.ExitStack, root: Path, folder: str) -> int:
 
 
 def _made_component(root: Path, parent: int, name: str) -> int:
+    with contextlib.suppress(FileNotFoundError):
+        return _opened_component(root, parent, name)
     with contextlib.suppress(FileExistsError):
         os.mkdir(name, 0o777, dir_fd=parent)
+    return _opened_component(root, parent, name)
+
+
+def _opened_component(root: Path, parent: int, name: str) -> int:
     try:
         return os.open(name, _FOLDER_FLAGS, dir_fd=parent)
+    except FileNotFoundError:
+        raise
     except OSError as exc:
         if not stat.S_ISLNK(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
             raise

@@ -64,7 +64,7 @@ class _Group:
     @property
     def key(self) -> str:
         name = jsontext.encode([self.operator, self.inputs, self.precision])
-        return f"{self.system['hash']}/{digest_of(name)}"
+        return f"{self.system.get('hash')}/{digest_of(name)}"
 
     def encode(self) -> bytes:
         return jsontext.encode({name: getattr(self, name) for name in _MEMBERS})
@@ -98,7 +98,8 @@ def _parse_file(data: bytes, name: str) -> tuple[Members, Members]:
     cache = document.get("cache") if isinstance(document, dict) else None
     if not isinstance(system, dict) or not isinstance(cache, dict):
         raise FormatError(f"{name} is not a file of measured choices", subject=name)
-    if system.get("hash") != name.rpartition("/")[2]:
+    stated = system.get("hash")
+    if isinstance(stated, Number) or stated != name.rpartition("/")[2]:
         raise FormatError(f"{name} is of another system than its name says", subject=name)
     return system, cache
 

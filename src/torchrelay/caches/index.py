@@ -116,8 +116,9 @@ class Index:
     if their place was scanned.
     """
 
-    def __init__(self, root: Path, known: dict[str, Remembered] | None = None) -> None:
+    def __init__(self, root: Path, known: dict[str, Remembered] | None = None, *, reading: str = "") -> None:
         self.root = root
+        self._version = f"{torchrelay.__version__} {reading}".rstrip()
         self._known = known or {}
         self._used: dict[str, Remembered] = {}
         self._scanned: set[str] = set()
@@ -125,17 +126,22 @@ class Index:
         self._changed = False
 
     @classmethod
-    def load(cls, root: Path) -> Index:
-        """The index of ``root``; empty if it cannot be used, whatever the reason."""
+    def load(cls, root: Path, *, reading: str = "") -> Index:
+        """The index of ``root``; empty if it cannot be used, whatever the reason.
+
+        Args:
+            root: The cache directory.
+            reading: How files are read besides by this torchrelay's own version: the PyTorch version
+                whose fields are masked. What was read in another way is not what would be read now.
+        """
+        index = cls(root, reading=reading)
         with contextlib.suppress(RelayError, msgspec.MsgspecError, UnicodeError, RecursionError, ValueError):
             data = read_state(root, _NAME, limit=_INDEX_BYTES) or b""
             head, _, body = data.partition(b"\n")
             header = _HEADER.decode(head[: limits.KIB])
-            if (header.format, header.version) == (_FORMAT, torchrelay.__version__) and (
-                header.digest == digest_of(body)
-            ):
-                return cls(root, _BODY.decode(body))
-        return cls(root)
+            if header == _Header(_FORMAT, index._version, digest_of(body)):
+                index._known = _BODY.decode(body)
+        return index
 
     def get(self, found: Found) -> Remembered | None:
         """What was found in these very files before."""
@@ -184,7 +190,7 @@ class Index:
         if not self._changed and kept.keys() == self._known.keys():
             return True
         body = _ENCODER.encode(kept)
-        header = _Header(_FORMAT, torchrelay.__version__, digest_of(body))
+        header = _Header(_FORMAT, self._version, digest_of(body))
         try:
             write_state(self.root, _NAME, _ENCODER.encode(header) + b"\n" + body)
         except RelayError:

@@ -18,7 +18,7 @@ from torchrelay.caches.base import CacheKind, Entry, Excluded, Found, Reason, Ro
 from torchrelay.caches.index import Index, Meta, meta_of
 from torchrelay.caches.registry import KINDS
 from torchrelay.digest import Digest, digest_of
-from torchrelay.errors import RelayError
+from torchrelay.errors import DamagedError, RelayError
 from torchrelay.statement import Stored
 
 # What the very same files will give again; the others may pass without a file being touched.
@@ -153,17 +153,20 @@ def _look(view: LocalView, kind: CacheKind, found: Found) -> Iterator[Skipped]:
         return
     view.read += 1
     metas: list[Meta] = []
-    skipped: list[Skipped] = []
+    problem: Excluded | None = None
     try:
         metas.extend(meta_of(entry) for entry in kind.read(found))
     except Excluded as exc:
-        skipped.append(Skipped(_path(found), exc.reason, exc.detail))
-    except (RelayError, OSError) as exc:
-        skipped.append(Skipped(_path(found), Reason.UNPARSEABLE, str(exc)))
+        problem = exc
+    except DamagedError as exc:
+        problem = Excluded(Reason.UNPARSEABLE, exc.message)
+    except (RelayError, OSError) as exc:  # the disk or a limit, not the bytes: looked at again next time
+        problem = Excluded(Reason.GROWING, str(exc))
     for meta in metas:
         view._add(LocalEntry(found, meta))
+    skipped = [] if problem is None else [Skipped(_path(found), problem.reason, problem.detail)]
     yield from skipped
-    if all(item.reason in _LASTING for item in skipped):
+    if problem is None or problem.reason in _LASTING:
         view.index.put(found, metas, skipped)
 
 

@@ -111,6 +111,11 @@ def check_tree_name(name: str) -> str:
     return name
 
 
+def is_declared(statement: Statement, roots: Roots) -> bool:
+    """Whether a root is declared for this entry of a tree; without one a pull leaves it out."""
+    return split_key(statement)[0] in roots.trees
+
+
 def split_key(statement: Statement) -> tuple[str, str]:
     """The tree's name and the folder in it; empty for its root."""
     name, _, folder = statement.key.partition("/")

@@ -4,13 +4,15 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 from torchrelay.cli import options
-from torchrelay.cli.output import Output
-from torchrelay.cli.parser import Parser
-from torchrelay.cli.reports import ConfigReport, SettingInfo
 from torchrelay.config import shown
-from torchrelay.reports import Report
+
+if TYPE_CHECKING:
+    from torchrelay.cli.output import Output
+    from torchrelay.cli.parser import Parser
+    from torchrelay.reports import Report
 
 
 def arguments(parser: Parser) -> None:
@@ -22,6 +24,8 @@ def arguments(parser: Parser) -> None:
 
 def run(args: argparse.Namespace, output: Output) -> Report:
     """Show the settings."""
+    from torchrelay.cli.reports import ConfigReport, SettingInfo
+
     settings = options.load_settings(args, output)
     return ConfigReport(
         settings={

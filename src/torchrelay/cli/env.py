@@ -5,15 +5,15 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-
-import msgspec
+from typing import TYPE_CHECKING
 
 from torchrelay.cli import options
-from torchrelay.cli.output import Output
-from torchrelay.cli.parser import Parser
-from torchrelay.cli.reports import EnvReport
 from torchrelay.errors import UsageError
-from torchrelay.reports import Report
+
+if TYPE_CHECKING:
+    from torchrelay.cli.output import Output
+    from torchrelay.cli.parser import Parser
+    from torchrelay.reports import Report
 
 
 def arguments(parser: Parser) -> None:
@@ -25,7 +25,10 @@ def arguments(parser: Parser) -> None:
 def run(args: argparse.Namespace, output: Output) -> Report:
     """Describe this machine."""
     options.load_settings(args, output)
+    import msgspec
+
     from torchrelay.caches.machine import this_environment, this_hints
+    from torchrelay.cli.reports import EnvReport
     from torchrelay.environment import exports
 
     environment = this_environment()

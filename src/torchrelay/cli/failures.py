@@ -14,10 +14,10 @@ from collections.abc import Mapping
 from torchrelay.cli.output import Output, OutputLostError
 from torchrelay.cli.text import Line, shortened
 from torchrelay.config import DEBUG_VARIABLE
-from torchrelay.errors import DamagedError, RelayError, StorageError, TrustError, UsageError
+from torchrelay.errors import DamagedError, InstallError, RelayError, StorageError, TrustError, UsageError
 
 DONE = 0
-DAMAGED = 1
+FAILED = 1
 USAGE = 2
 REFUSED = 3
 UNREACHABLE = 4
@@ -28,7 +28,8 @@ _CODES: tuple[tuple[type[RelayError], int], ...] = (
     (UsageError, USAGE),
     (StorageError, UNREACHABLE),
     (TrustError, REFUSED),
-    (DamagedError, DAMAGED),
+    (DamagedError, FAILED),
+    (InstallError, FAILED),
 )
 _MAX_MESSAGE = 2000
 _REPORT = (
@@ -43,7 +44,7 @@ def exit_code(error: BaseException) -> int:
         return INTERRUPTED
     if isinstance(error, BrokenPipeError):
         return BROKEN_PIPE
-    return next((code for kind, code in _CODES if isinstance(error, kind)), DAMAGED)
+    return next((code for kind, code in _CODES if isinstance(error, kind)), FAILED)
 
 
 def report_failure(

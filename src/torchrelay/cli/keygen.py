@@ -6,12 +6,14 @@ from __future__ import annotations
 import argparse
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from torchrelay.cli import options
-from torchrelay.cli.output import Output
-from torchrelay.cli.parser import Parser
-from torchrelay.cli.reports import KeygenReport
-from torchrelay.reports import Report
+
+if TYPE_CHECKING:
+    from torchrelay.cli.output import Output
+    from torchrelay.cli.parser import Parser
+    from torchrelay.reports import Report
 
 
 def arguments(parser: Parser) -> None:
@@ -24,6 +26,7 @@ def arguments(parser: Parser) -> None:
 
 def run(args: argparse.Namespace, output: Output) -> Report:
     """Make a key pair; this user's own is trusted by this user, another only once it is added."""
+    from torchrelay.cli.reports import KeygenReport
     from torchrelay.signing.keyfiles import KEY_NAME, config_directory, generate_key, passphrase_from
     from torchrelay.signing.trust import first_use
 

@@ -179,7 +179,8 @@ def byte_count(text: str) -> int:
     match = _BYTES.fullmatch(text)
     if match is None:
         raise argparse.ArgumentTypeError(f"{text!r} is no number of bytes; write 500000, 64K, 10M or 2G")
-    return int(match[1]) * 1024 ** ("KMGT".index(match[2].upper()) + 1 if match[2] else 0)
+    power = "KMGT".index(match[2].upper()) + 1 if match[2] else 0
+    return int(match[1]) << 10 * power
 
 
 def entry_count(text: str) -> int:

@@ -54,7 +54,7 @@ class Parser(argparse.ArgumentParser):
         description: What it does.
     """
 
-    def __init__(self, prog: str, *, usage: str = "[options]", description: str = "") -> None:
+    def __init__(self, prog: str, *, usage: str = "[options]", description: str = "", **_: Any) -> None:
         super().__init__(
             prog=prog,
             usage=f"{prog} {usage}".rstrip(),

@@ -4,11 +4,14 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 from torchrelay.cli import options
-from torchrelay.cli.output import Output
-from torchrelay.cli.parser import Parser
-from torchrelay.reports import Report
+
+if TYPE_CHECKING:
+    from torchrelay.cli.output import Output
+    from torchrelay.cli.parser import Parser
+    from torchrelay.reports import Report
 
 
 def arguments(parser: Parser) -> None:

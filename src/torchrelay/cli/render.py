@@ -20,6 +20,7 @@ from torchrelay.reports import (
     EntryInfo,
     ExplainReport,
     Explanation,
+    FacetResult,
     ListReport,
     Problem,
     PullReport,
@@ -32,6 +33,7 @@ from torchrelay.reports import (
 Lines = list[Line]
 
 _EXPLAIN = "Run `torchrelay explain` to see, facet by facet, what does not fit."
+_NOTHING = "The store has nothing under this workload; check its name."
 _SHORT = 12
 """Digits of a digest in a table; `show` gives it whole."""
 
@@ -89,6 +91,7 @@ def pull(report: PullReport) -> Lines:
         *pairs(rows),
         *([Line(_EXPLAIN, "dim")] if report.incompatible else []),
         *_warnings(report.warnings),
+        *([Line(_NOTHING, "warn")] if _found_nothing(report) else []),
         *_names("divergent", report.divergent, "Signers disagree on these: compare with `torchrelay show`."),
         *_three(report),
     ]
@@ -117,19 +120,21 @@ def status(report: StatusReport) -> Lines:
 
 def listing(report: ListReport) -> Lines:
     """The entries of a workload: every one, since a list is meant to be piped."""
-    heads = ("kind", "key", "size", "stored", "signers", "digest", "fits")
+    heads = ["kind", "key", "size", "stored", "signers", "digest"]
     rows = [
-        (
+        [
             entry.kind,
             entry.key,
             size(entry.size),
             size(entry.stored_size),
             str(len(entry.signers)),
             entry.digest[:_SHORT],
-            _fits(entry.fits),
-        )
+        ]
         for entry in report.entries
     ]
+    if any(entry.fits is not None for entry in report.entries):
+        heads.append("fits")
+        rows = [[*row, _fits(entry.fits)] for row, entry in zip(rows, report.entries, strict=True)]
     total = sum(entry.stored_size for entry in report.entries)
     summary = f"{plural(len(rows), 'entry')}, {size(total)} stored, {plural(len(report.segments), 'segment')}"
     return [
@@ -142,11 +147,11 @@ def listing(report: ListReport) -> Lines:
 
 def details(report: ShowReport) -> Lines:
     """Everything about each entry, for `show`."""
-    lines: Lines = []
+    lines = [Line(f"workload {report.workload}", "head")]
     for entry in report.entries:
-        lines += [*pairs(_entry_rows(entry)), Line("")]
+        lines += [Line(""), *pairs(_entry_rows(entry))]
     if report.segments:
-        lines += [Line("segments", "head"), *(Line(f"  {name}") for name in report.segments)]
+        lines += [Line(""), Line("segments", "head"), *(Line(f"  {name}") for name in report.segments)]
     return [*lines, *_problems("refused", report.refused), *_problems("damaged", report.damaged)]
 
 
@@ -235,6 +240,11 @@ def _cost(report: PushReport | PullReport) -> str:
     return f"{plural(report.requests, 'request')}, {duration(report.seconds)}"
 
 
+def _found_nothing(report: PullReport) -> bool:
+    counted = (report.installed, report.present, report.kept, report.incompatible)
+    return not any((*counted, report.refused, report.damaged, report.missing, report.warnings))
+
+
 def _fits(fits: bool | None) -> str:
     return "" if fits is None else "yes" if fits else "no"
 
@@ -273,8 +283,10 @@ def _problems(section: str, problems: Sequence[Problem], style: str = "bad") -> 
 
 def _problem(problem: Problem) -> str:
     signer = f" [signer {problem.key_id[:16]}]" if problem.key_id else ""
-    detail = f": {problem.detail}" if problem.detail and problem.detail != problem.reason else ""
-    return f"{shortened(problem.subject, 160)}: {problem.reason}{detail}{signer}"
+    # A detail that begins with the reason tells it better.
+    begins = problem.detail.split(" ", 1)[0] == problem.reason
+    reason = problem.detail if begins else ": ".join(filter(None, (problem.reason, problem.detail)))
+    return f"{shortened(problem.subject, 160)}: {reason}{signer}"
 
 
 def _entry_rows(entry: EntryInfo) -> list[tuple[str, str]]:
@@ -302,16 +314,23 @@ def _value(value: str | int | Sequence[str]) -> str:
 def _group(group: Explanation) -> Lines:
     verdict = "fit this machine" if group.fits else "do not fit this machine"
     head = f"{plural(group.entries, 'entry')} ({counts(group.kinds)}) {verdict}"
-    lines = [Line(head, "good" if group.fits else "bad")]
-    rows = [
-        ("yes" if facet.fits else "NO", facet.facet, facet.comparison, facet.needed, facet.here)
-        for facet in group.facets
+    rows = [("yes" if facet.fits else "NO", facet.facet, *_compared(facet)) for facet in group.facets]
+    remedies = dict.fromkeys(f"{f.facet}: {f.remedy}" for f in group.facets if f.remedy and not f.fits)
+    return [
+        Line(head, "good" if group.fits else "bad"),
+        *text_table(("fits", "facet", "needed", "here"), rows, widest=72),
+        *(Line(f"  {text}") for text in remedies),
     ]
-    lines += text_table(("fits", "facet", "comparison", "needed", "here"), rows)
-    unfit = dict.fromkeys(
-        f"{facet.facet}: {facet.remedy}" for facet in group.facets if not facet.fits and facet.remedy
-    )
-    return [*lines, *(Line(f"  {text}") for text in unfit)]
+
+
+def _compared(facet: FacetResult) -> tuple[str, str]:
+    """What is needed and what is here: of a long list only what is missing."""
+    needed = f"at least {facet.needed}" if facet.comparison == "at_least" else facet.needed
+    if facet.comparison == "superset":
+        wanted, found = facet.needed.split(), facet.here.split()
+        missing = [item for item in wanted if item not in found]
+        return f"{len(wanted)} of a list", f"missing {' '.join(missing)}" if missing else "all of them"
+    return needed, "same" if facet.here == facet.needed else facet.here
 
 
 # The first that fits, so a subclass stands before its base.

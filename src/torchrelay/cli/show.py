@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 from torchrelay.cli import options
-from torchrelay.cli.output import Output
-from torchrelay.cli.parser import Parser
-from torchrelay.cli.reports import ShowReport
-from torchrelay.reports import ListReport, Report
+
+if TYPE_CHECKING:
+    from torchrelay.cli.output import Output
+    from torchrelay.cli.parser import Parser
+    from torchrelay.reports import Report
 
 
 def arguments(parser: Parser) -> None:
@@ -21,5 +23,8 @@ def arguments(parser: Parser) -> None:
 
 def run(args: argparse.Namespace, output: Output) -> Report:
     """Show."""
+    from torchrelay.cli.reports import ShowReport
+    from torchrelay.reports import ListReport
+
     found = options.open_relay(args, output).show(args.name)
     return ShowReport(**{name: getattr(found, name) for name in ListReport.__struct_fields__})

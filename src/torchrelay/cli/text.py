@@ -84,12 +84,17 @@ def pairs(rows: Iterable[tuple[str, str]], indent: int = 0) -> list[Line]:
 
 
 def table(
-    heads: Sequence[str], rows: Sequence[Sequence[str]], *, right: frozenset[int] = frozenset()
+    heads: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    right: frozenset[int] = frozenset(),
+    widest: int = 120,
 ) -> list[Line]:
-    """A table without rules; columns in ``right`` are aligned to the right."""
-    cells = [[shortened(printable(cell), 120) for cell in row] for row in (heads, *rows)]
+    """A table without rules; columns in ``right`` are aligned to the right, cells cut at ``widest``."""
+    # What is escaped later would be wider than the column that was measured.
+    cells = [[shortened(printable(cell), widest) for cell in row] for row in (heads, *rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(heads))]
-    lines = []
+    lines: list[Line] = []
     for row in cells:
         parts = [
             f"{cell:>{widths[i]}}" if i in right else f"{cell:<{widths[i]}}" for i, cell in enumerate(row)

@@ -10,21 +10,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchrelay.cli import options
-from torchrelay.cli.output import Output
-from torchrelay.cli.parser import Parser
-from torchrelay.cli.reports import KeyInfo, TrustReport
-from torchrelay.reports import Report
 
 if TYPE_CHECKING:
+    from torchrelay.cli.output import Output
+    from torchrelay.cli.parser import Parser
+    from torchrelay.cli.reports import KeyInfo, TrustReport
+    from torchrelay.reports import Report
     from torchrelay.signing import Policy, TrustedKey
 
 
 def arguments(parser: Parser) -> None:
     """Declare the actions and their options."""
-    actions = parser.add_subparsers(
-        dest="action", metavar="ACTION", required=True, parser_class=_action, prog="torchrelay trust"
-    )
-    add = actions.add_parser("add", help="accept what a key signs")
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True, prog="torchrelay trust")
+    add = _action(actions, "add", "FILE-OR-TEXT [options]", "accept what a key signs")
     add.add_argument("key", metavar="FILE-OR-TEXT", help="a public key, or the file that holds it")
     add.add_argument("--name", metavar="NAME", default="", help="for people [the comment of an OpenSSH line]")
     add.add_argument(
@@ -41,14 +39,18 @@ def arguments(parser: Parser) -> None:
         help="workloads it may sign, such as 'acme/**' [all]",
     )
     add.add_argument("--not-after", metavar="DATE", type=_day, help="the last day on which it is accepted")
-    listed = actions.add_parser("list", help="show whom this policy trusts")
-    removed = actions.add_parser("remove", help="accept a key no longer; it may be added again")
-    revoked = actions.add_parser("revoke", help="refuse a key for ever")
+    listed = _action(actions, "list", "[options]", "show whom this policy trusts")
+    removed = _action(actions, "remove", "KEYID [options]", "accept a key no longer; it may be added again")
+    revoked = _action(actions, "revoke", "KEYID [options]", "refuse a key for ever")
     for action in (removed, revoked):
         action.add_argument("key", metavar="KEYID", help="the key's id, or its first 8 or more digits")
     for action in (add, listed, removed, revoked):
         action.add_argument("--policy", metavar="FILE", help="the policy's file [this user's own]")
         options.add_output(action)
+
+
+def _action(actions: argparse._SubParsersAction[Parser], name: str, usage: str, summary: str) -> Parser:
+    return actions.add_parser(name, help=summary, usage=usage, description=summary)
 
 
 def run(args: argparse.Namespace, output: Output) -> Report:
@@ -77,6 +79,8 @@ def run(args: argparse.Namespace, output: Output) -> Report:
 
 def report(policy: Policy, path: Path, *, action: str, key_id: str, today: date) -> TrustReport:
     """The policy as it is shown."""
+    from torchrelay.cli.reports import KeyInfo, TrustReport
+
     named = {key.key_id for key in policy.keys}
     keys = [_info(key, policy, today) for key in policy.keys]
     keys += [KeyInfo(key_id=other, revoked=True) for other in sorted(policy.revoked - named)]
@@ -100,6 +104,8 @@ def _policy_file(args: argparse.Namespace, output: Output) -> Path:
 
 
 def _info(key: TrustedKey, policy: Policy, today: date) -> KeyInfo:
+    from torchrelay.cli.reports import KeyInfo
+
     return KeyInfo(
         key_id=key.key_id,
         name=key.name,
@@ -127,8 +133,3 @@ def _day(text: str) -> date:
         return date.fromisoformat(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is no date; write 2026-12-31") from None
-
-
-def _action(prog: str, **_: object) -> Parser:
-    usages = {"add": "FILE-OR-TEXT [options]", "list": "[options]"}
-    return Parser(prog, usage=usages.get(prog.rpartition(" ")[2], "KEYID [options]"))

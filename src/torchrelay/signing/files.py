@@ -62,7 +62,9 @@ def _read(path: Path, what: str, limit: int, secret: bool, remedy: str) -> bytes
         with os.fdopen(descriptor, "rb", closefd=False) as file:
             data = file.read(limit + 1)
     except OSError as exc:
-        raise KeyFileError(f"{what} {path} cannot be read: {exc.strerror}", subject=str(path)) from exc
+        raise KeyFileError(
+            f"{what} {path} cannot be read: {exc.strerror}", remedy=remedy, subject=str(path)
+        ) from exc
     finally:
         os.close(descriptor)
     if len(data) > limit:

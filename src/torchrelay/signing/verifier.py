@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from datetime import date, datetime
 from typing import Literal, NoReturn, final
 
-from torchrelay import canonjson, frame, manifest
+from torchrelay import frame, manifest
 from torchrelay.batch import (
     BATCH_TYPE,
     CHECKPOINT_TYPE,
@@ -25,6 +25,7 @@ from torchrelay.batch import (
     Segment,
     Signature,
     Signed,
+    encode_checkpoint_header,
     encode_header,
     pae,
     parse_segment,
@@ -426,9 +427,10 @@ def sign_checkpoint(signer: Signer, header: CheckpointHeader) -> tuple[bytes, Si
     and the signature over them.
 
     Raises:
+        FormatError: The header breaks a rule of the format.
         TrustError: As :func:`sign_batch`.
     """
-    body = canonjson.encode(header)
+    body = encode_checkpoint_header(header)
     return body, _sign(signer, CHECKPOINT_TYPE, body)
 
 

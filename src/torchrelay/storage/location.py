@@ -105,7 +105,7 @@ class Location:
         except RuntimeError as exc:
             raise UsageError(f"the home directory in {text!r} cannot be found", subject=text) from exc
         absolute = posixpath.normpath(str(path if path.is_absolute() else Path.cwd() / path))
-        return cls("file", "file://" + quote("/" + absolute.lstrip("/")))
+        return cls("file", "file://" + quote("/" + absolute.lstrip("/"), errors="surrogateescape"))
 
     @classmethod
     def _of_url(cls, scheme: str, text: str) -> Location:
@@ -132,7 +132,7 @@ class Location:
             )
         host, slash, path = rest.partition("/")
         if host == "~":
-            return cls._of_path("~" + slash + unquote(path))
+            return cls._of_path("~" + slash + unquote(path, errors="surrogateescape"))
         if host not in {"", "localhost"} or not slash:
             raise UsageError(
                 f"file:// URLs name a path on this machine, not the host {host!r}",

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from importlib.metadata import EntryPoint, entry_points
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchrelay.errors import UsageError
@@ -13,13 +11,15 @@ from torchrelay.storage.location import Location
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from importlib.metadata import EntryPoint, EntryPoints
+    from pathlib import Path
 
 GROUP = "torchrelay.backends"
 
 
 def installed_schemes() -> list[str]:
     """The schemes for which a backend is installed, sorted. Nothing is imported."""
-    return sorted({point.name for point in entry_points(group=GROUP)})
+    return sorted({point.name for point in _registered()})
 
 
 def backend_class(scheme: str) -> type[Backend]:
@@ -63,9 +63,15 @@ def open_backend(
     return backend_class(location.scheme).open(location, options=options or {}, create=create)
 
 
+def _registered() -> EntryPoints:
+    from importlib.metadata import entry_points  # noqa: PLC0415 - 20 ms that `import torchrelay` is spared
+
+    return entry_points(group=GROUP)
+
+
 def _entry_point(scheme: str) -> EntryPoint:
     # A distribution that lies on the path twice registers the same value twice, which is harmless.
-    points = {point.value: point for point in entry_points(group=GROUP, name=scheme)}
+    points = {point.value: point for point in _registered() if point.name == scheme}
     if not points:
         installed = ", ".join(installed_schemes()) or "none"
         raise UsageError(

@@ -12,9 +12,11 @@ from torchrelay.caches.ledger import Ledger
 from torchrelay.caches.local import LocalEntry, LocalView
 from torchrelay.digest import digest_of
 from torchrelay.errors import DamagedError, NotFoundError, StorageError, TrustError
+from torchrelay.limits import MAX_DOCUMENT_BYTES
 from torchrelay.manifest import Live
 from torchrelay.reports import Problem, VerifyReport
 from torchrelay.storage import Get, Got
+from torchrelay.store.doomed import damaged_lists
 from torchrelay.store.layout import environment_name
 from torchrelay.store.plan import is_pulled
 from torchrelay.store.session import Session
@@ -56,23 +58,33 @@ def verify_store(session: Session) -> VerifyReport:
         StorageError: The store could not be read.
     """
     started = time.monotonic()
-    view = load_view(session)
+    view = load_view(session, thorough=True)
     findings = _Findings(damaged=list(view.damaged), refused=list(view.refused))
     findings.checked = len(view.segments)
     findings.good = len(view.segments) - len(view.damaged)
+    _check_doomed(session, findings)
     _check_environments(session, view, findings)
     _check_blobs(session, view, findings)
     return findings.report(time.monotonic() - started)
 
 
+def _check_doomed(session: Session, findings: _Findings) -> None:
+    """A list that cannot be read stops every push, so it is found here first."""
+    count, damaged = damaged_lists(session.backend)
+    findings.checked += count
+    findings.good += count - len(damaged)
+    findings.damaged += damaged
+
+
 def _check_environments(session: Session, view: View, findings: _Findings) -> None:
     names = {environment_name(digest): digest for digest in view.environments}
-    for got in session.backend.get_many([Get(name, 1 << 20) for name in names]):
+    for got in session.backend.get_many([Get(name, MAX_DOCUMENT_BYTES) for name in names]):
         findings.checked += 1
         if got.data is None:
             _note_failure(got, got.get.name, findings)
         elif digest_of(got.data) != names[got.get.name]:
             detail = "does not have the digest that names it"
+            session.state.mark([got.get.name])
             findings.damaged.append(Problem(subject=got.get.name, reason="damaged", detail=detail))
         else:
             findings.good += 1

@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from torchrelay.caches.base import Roots
 from torchrelay.caches.index import Index, Installed, Meta
@@ -76,36 +77,86 @@ class Fetched:
     missing: list[Problem] = field(default_factory=list)
 
 
+class Sink(Protocol):
+    """Where verified entries go."""
+
+    def announce(self, entries: Sequence[VerifiedEntry]) -> None:
+        """Entries that :meth:`take` is about to get."""
+
+    def take(self, entry: VerifiedEntry) -> bool:
+        """Take one entry; whether there was a place for its kind.
+
+        Raises:
+            StorageError: There is no room, or no access.
+            DamagedError: The bytes cannot be an entry of their kind.
+        """
+
+
+class CacheDirectories:
+    """The sink of a pull: writes ahead in the ledger, installs, and tells the index.
+
+    Args:
+        roots: Where to install.
+        ledger: Written before the files are.
+        index: Told of the files that each entry became, so that no scan reads them again.
+        live: The entries that may come, for the names of the facets that they need.
+    """
+
+    def __init__(self, roots: Roots, ledger: Ledger, index: Index, live: Iterable[Live]) -> None:
+        self._roots = roots
+        self._ledger = ledger
+        self._index = index
+        self._facets = {entry.statement.requires: tuple(sorted(entry.requires)) for entry in live}
+
+    def announce(self, entries: Sequence[VerifiedEntry]) -> None:
+        """Note the entries durably: from here on no push signs them."""
+        self._ledger.note([noted_of(entry.statement) for entry in entries])
+
+    def take(self, entry: VerifiedEntry) -> bool:
+        """Install the entry."""
+        kind = kind_of(entry.statement.kind)
+        if kind is None:
+            return False
+        place, names = kind.install(entry, self._roots)
+        self._index.learn(Installed(self._roots.root(place), place, names, self._meta(entry)))
+        return True
+
+    def _meta(self, entry: VerifiedEntry) -> Meta:
+        statement = entry.statement
+        return Meta(
+            kind=statement.kind,
+            key=statement.key,
+            variant=statement.variant,
+            needs=statement.needs,
+            facets=self._facets[statement.requires],
+            canon=statement.canon,
+            files=statement.files,
+            times=entry.record.times,
+            masked={},
+            digest=statement.digest,
+            size=statement.size,
+            stored=entry.record.stored,
+        )
+
+
 class Fetch:
     """Fetches and installs for one pull.
 
     Args:
         session: The store, workload and policy.
-        roots: Where to install.
-        ledger: Written before the files are.
+        sink: Where verified entries go.
         packed: Blobs that a pack holds too.
-        index: Told of each entry and the files that it became.
         deadline: Moment by :func:`time.monotonic` after which nothing more is fetched.
     """
 
     def __init__(
-        self,
-        session: Session,
-        roots: Roots,
-        ledger: Ledger,
-        *,
-        packed: Mapping[Digest, PackedAt],
-        index: Index,
-        deadline: float | None,
+        self, session: Session, sink: Sink, *, packed: Mapping[Digest, PackedAt], deadline: float | None
     ) -> None:
         self._session = session
-        self._roots = roots
-        self._ledger = ledger
+        self._sink = sink
         self._packed = packed
-        self._index = index
         self._deadline = deadline
         self._total = 0
-        self._facets: dict[Digest, tuple[str, ...]] = {}
 
     def run(self, install: Sequence[Live], needers: Sequence[Live], available: Iterable[Triple]) -> Fetched:
         """Fetch and install ``install``, then ``needers``.
@@ -130,8 +181,6 @@ class Fetch:
 
     def _get_all(self, entries: Sequence[Live], fetched: Fetched) -> None:
         wants = [_Want(live, list(self._sources(live))) for live in entries]
-        for live in entries:
-            self._facets.setdefault(live.statement.requires, tuple(sorted(live.requires)))
         while wants:
             wants = self._round(wants, fetched)
 
@@ -214,10 +263,10 @@ class Fetch:
         self._session.state.mark([source.blob])
 
     def _install(self, verified: list[VerifiedEntry], fetched: Fetched) -> None:
-        """Write ahead in the ledger, then install; ``verified`` is empty afterwards."""
+        """Announce, then install; ``verified`` is empty afterwards."""
         if not verified:
             return
-        self._ledger.note([noted_of(entry.statement) for entry in verified])
+        self._sink.announce(verified)
         for entry in verified:
             self._install_one(entry, fetched)
         verified.clear()
@@ -225,41 +274,18 @@ class Fetch:
 
     def _install_one(self, entry: VerifiedEntry, fetched: Fetched) -> None:
         statement = entry.statement
-        kind = kind_of(statement.kind)
-        if kind is None:
-            return
+        label = f"{statement.kind} {statement.key}"
         try:
-            place, names = kind.install(entry, self._roots)
+            taken = self._sink.take(entry)
         except DamagedError as exc:
-            fetched.damaged.append(
-                Problem(subject=f"{statement.kind} {statement.key}", reason="damaged", detail=exc.message)
-            )
+            fetched.damaged.append(Problem(subject=label, reason="damaged", detail=exc.message))
             return
         except StorageError as exc:
-            raise InstallError(exc.message, remedy=exc.remedy, subject=statement.key) from exc
-        fetched.installed[statement.kind] += 1
-        fetched.plain_bytes += statement.size
-        fetched.available.add((statement.kind, statement.key, statement.variant))
-        self._learn(entry, place, names)
-
-    def _learn(self, entry: VerifiedEntry, place: str, names: tuple[str, ...]) -> None:
-        """Tell the index, so that no scan reads again what was just written."""
-        statement = entry.statement
-        meta = Meta(
-            kind=statement.kind,
-            key=statement.key,
-            variant=statement.variant,
-            needs=statement.needs,
-            facets=self._facets[statement.requires],
-            canon=statement.canon,
-            files=statement.files,
-            times=entry.record.times,
-            masked={},
-            digest=statement.digest,
-            size=statement.size,
-            stored=entry.record.stored,
-        )
-        self._index.learn(Installed(self._roots.root(place), place, names, meta))
+            raise InstallError(exc.message, remedy=exc.remedy, subject=label) from exc
+        if taken:
+            fetched.installed[statement.kind] += 1
+            fetched.plain_bytes += statement.size
+            fetched.available.add((statement.kind, statement.key, statement.variant))
 
 
 def _give_up(want: _Want, fetched: Fetched) -> None:

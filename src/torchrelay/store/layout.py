@@ -9,6 +9,7 @@ from torchrelay.digest import Digest, is_digest
 
 BLOBS = "blobs/"
 DOOMED = "gc/"
+ENVIRONMENTS = "environments/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,7 @@ def manifest_prefix(workload: str) -> str:
 
 def environment_name(digest: Digest) -> str:
     """Where an environment document lies."""
-    return f"environments/{digest}"
+    return f"{ENVIRONMENTS}{digest}"
 
 
 def doomed_name(digest: Digest) -> str:
@@ -45,7 +46,8 @@ def pack_name(digest: Digest) -> str:
 
 def parse_segment_name(workload: str, name: str) -> SegmentName | None:
     """The segment called ``name``, or None: another workload's (``a`` is a prefix of ``a/b``), or rubbish."""
-    rest = name.removeprefix(manifest_prefix(workload)).split("/")
-    if len(rest) != 2 or not all(map(is_digest, rest)):
+    prefix = manifest_prefix(workload)
+    rest = name.removeprefix(prefix).split("/")
+    if not name.startswith(prefix) or len(rest) != 2 or not all(map(is_digest, rest)):
         return None
     return SegmentName(workload, Digest(rest[0]), Digest(rest[1]))

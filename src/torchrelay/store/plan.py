@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from torchrelay.caches.ledger import Ledger
 from torchrelay.caches.local import LocalEntry, LocalView
 from torchrelay.caches.registry import kind_of
+from torchrelay.caches.tree import TreeKind, split_key
 from torchrelay.digest import Digest
 from torchrelay.environment import Environment, mismatches
 from torchrelay.errors import FormatError
@@ -18,6 +19,7 @@ from torchrelay.reports import Problem
 from torchrelay.statement import Need
 
 UNKNOWN_KIND = "unknown-kind"
+UNDECLARED_TREE = "undeclared-tree"
 
 Triple = tuple[str, str, str]
 
@@ -50,6 +52,7 @@ def make_plan(
     local: LocalView,
     environment: Environment,
     ledger: Ledger,
+    trees: Container[str] = (),
 ) -> Plan:
     """Sort live entries into what to fetch and what not.
 
@@ -58,12 +61,13 @@ def make_plan(
         local: What lies in the cache directories.
         environment: The machine that is pulled for.
         ledger: What pulls installed, so that it may be replaced.
+        trees: Names of the declared roots of frameworks; entries of other trees have no place here.
     """
     plan = Plan()
     fits: dict[Digest, str | None] = {}
     available = local_names(local)
     for entry in live:
-        if _is_usable(entry, environment, fits, plan) and _is_wanted(entry, local, ledger, plan):
+        if _is_usable(entry, environment, trees, fits, plan) and _is_wanted(entry, local, ledger, plan):
             (plan.needers if entry.statement.needs else plan.install).append(entry)
     available.update(_triple(entry) for entry in plan.install)
     _require_needs(plan, available)
@@ -83,7 +87,9 @@ def is_pulled(ledger: Ledger, entry: LocalEntry) -> bool:
     )
 
 
-def _is_usable(entry: Live, environment: Environment, fits: dict[Digest, str | None], plan: Plan) -> bool:
+def _is_usable(
+    entry: Live, environment: Environment, trees: Container[str], fits: dict[Digest, str | None], plan: Plan
+) -> bool:
     statement = entry.statement
     kind = kind_of(statement.kind)
     if kind is None:
@@ -93,6 +99,9 @@ def _is_usable(entry: Live, environment: Environment, fits: dict[Digest, str | N
         kind.check(statement)
     except FormatError as exc:
         plan.refused.append(_problem(entry, "name", exc.message))
+        return False
+    if statement.kind == TreeKind.name and split_key(statement)[0] not in trees:
+        plan.incompatible[UNDECLARED_TREE] += 1
         return False
     if statement.requires not in fits:
         differing = mismatches(entry.requires, environment)

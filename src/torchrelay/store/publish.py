@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from torchrelay import frame
 from torchrelay.batch import (
@@ -22,18 +23,19 @@ from torchrelay.batch import (
     encode_requires,
     encode_segment,
 )
-from torchrelay.caches.base import Entry, Reason
+from torchrelay.caches.base import Entry, Reason, Skipped
 from torchrelay.caches.ledger import Ledger
-from torchrelay.caches.local import LocalEntry, LocalView
+from torchrelay.caches.local import LocalEntry
 from torchrelay.digest import Digest, digest_of
 from torchrelay.environment import Environment, requires_of
 from torchrelay.errors import StorageError, TransientError
 from torchrelay.manifest import Live
 from torchrelay.reports import Problem, PushReport
 from torchrelay.signing import Signer, sign_batch
-from torchrelay.statement import FORMAT, Record, Statement, Stored
+from torchrelay.statement import FORMAT, MAX_INTEGER, Record, Statement, Stored
+from torchrelay.storage import Get
 from torchrelay.store.doomed import read_doomed
-from torchrelay.store.layout import SegmentName, environment_name
+from torchrelay.store.layout import ENVIRONMENTS, SegmentName, environment_name
 from torchrelay.store.plan import is_pulled
 from torchrelay.store.presence import stored_sizes
 from torchrelay.store.repair import unreadable_blobs
@@ -98,6 +100,7 @@ class _Tally:
     send: list[Item] = field(default_factory=list)
     sign: list[tuple[Item, Stored]] = field(default_factory=list)
     stored: list[tuple[Item, Stored]] = field(default_factory=list)
+    put_back: list[str] = field(default_factory=list)
     blobs: int = 0
     segment: str = ""
 
@@ -107,12 +110,34 @@ class _Tally:
             self.shown.append(Problem(subject=subject, reason=reason.value, detail=detail))
 
 
+class Source(Protocol):
+    """Where the entries of a push come from."""
+
+    @property
+    def items(self) -> Sequence[LocalEntry]:
+        """The entries."""
+
+    @property
+    def skipped(self) -> Sequence[Skipped]:
+        """What is left out of them."""
+
+    def load(self, item: LocalEntry) -> Entry:
+        """Read an entry's bytes.
+
+        Raises:
+            Excluded: It changed since it was found.
+        """
+
+    def learn_stored(self, item: LocalEntry, stored: Stored) -> None:
+        """Told where a store holds an entry's bytes."""
+
+
 class Push:
     """One push; made for one call of :meth:`run`.
 
     Args:
         session: The store, workload and policy.
-        local: What lies in the cache directories.
+        local: What may be pushed: usually what lies in the cache directories.
         environment: Where the entries were made, from the directory's stamp.
         signer: Signs the batch, once.
         ledger: What a pull installed; never signed.
@@ -123,7 +148,7 @@ class Push:
     def __init__(
         self,
         session: Session,
-        local: LocalView,
+        local: Source,
         *,
         environment: Environment,
         signer: Signer,
@@ -151,10 +176,11 @@ class Push:
             TrustError: The store went backwards and the policy refuses that.
         """
         started = time.monotonic()
-        view = load_view(self._session)
+        view = load_view(self._session, thorough=self._scope.repair)
         doomed = read_doomed(self._session.backend)
         self._sort(view, doomed)
         if not self._scope.dry_run:
+            self._put_back(view)
             self._send(view, doomed)
         return self._report(view, time.monotonic() - started)
 
@@ -249,10 +275,35 @@ class Push:
         tally.send = [item for item in tally.send if id(item) not in gone]
         tally.sign = [(item, stored) for item, stored in tally.sign if id(item) not in gone]
 
+    # -- what is not as it was published ---------------------------------------------------------
+
+    def _put_back(self, view: View) -> None:
+        """Segments that this client has kept, and the environment: the same bytes under the same names."""
+        state = self._session.state
+        objects = {str(s): state.segment(self._session.workload, s.digest) for s in view.torn}
+        known = self._environment.digest in view.environments
+        name, document = environment_name(self._environment.digest), self._environment.encode()
+        if known and not self._is_intact(name, document):
+            objects[name] = document
+        good = {name: data for name, data in objects.items() if data is not None}
+        for name, error in (self._session.backend.put_many(good) if good else {}).items():
+            _raise(error)
+            self._tally.put_back.append(name)
+        state.unmark(good)
+
+    def _is_intact(self, name: str, document: bytes) -> bool:
+        backend = self._session.backend
+        if name in self._session.state.marked():
+            return False
+        if self._scope.repair:
+            (got,) = backend.get_many([Get(name, len(document))])
+            return got.data == document
+        return any(i.name == name and i.size == len(document) for i in backend.list(ENVIRONMENTS))
+
     # -- upload, publish, check ------------------------------------------------------------------
 
     def _send(self, view: View, doomed: frozenset[str]) -> None:
-        seq = max(view.union.highest_seq, self._session.state.memory(self._session.workload).highest_seq) + 1
+        seq = self._next_seq(view)
         sent = self._upload(self._tally.send, doomed)
         recorded = [*sent.stored, *self._tally.sign]
         self._drop_needers(recorded, sent, view)
@@ -269,6 +320,11 @@ class Push:
             remedy="Wait until the gc is done, then push again.",
             subject=self._session.workload,
         )
+
+    def _next_seq(self, view: View) -> int:
+        """One more than was seen; a signer that jumps to the last number must not stop all others."""
+        remembered = self._session.state.memory(self._session.workload).highest_seq
+        return min(max(view.union.highest_seq, remembered) + 1, MAX_INTEGER)
 
     def _note_stored(self, recorded: Sequence[tuple[Item, Stored]]) -> None:
         known = {id(item) for item, _ in self._tally.stored}
@@ -384,7 +440,10 @@ class Push:
             failed=tally.failed,
             refused=list(view.refused),
             damaged=list(view.damaged),
-            warnings=list(view.warnings),
+            warnings=[
+                *view.warnings,
+                *(f"{name} was damaged or gone, and was put back" for name in tally.put_back),
+            ],
             dry_run=self._scope.dry_run,
             seconds=seconds,
         )

@@ -87,7 +87,7 @@ def in_scope(
 
     Args:
         entries: All local entries.
-        since_ns: Moment from which on entries are this run's, by the clock of the file system.
+        since_ns: Moment from which on entries are this run's, by the clock of the file system; 0: all.
         touched: Kind and key of entries that this process hit.
     """
     chosen = [e for e in entries if _is_recent(e, since_ns) or (e.meta.kind, e.meta.key) in touched]
@@ -100,7 +100,7 @@ def in_scope(
 
 
 def _is_recent(entry: LocalEntry, since_ns: int) -> bool:
-    return any(file.mtime_ns >= since_ns for file in entry.found.files)
+    return since_ns == 0 or any(file.mtime_ns >= since_ns for file in entry.found.files)
 
 
 def blobs_of_interest(items: Iterable[Item]) -> set[str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -112,19 +113,29 @@ class ClientState:
         if data is None:
             return None
         try:
-            return canonjson.decode(data, type_, name=name, limit=16 * limits.MIB)
+            found = canonjson.decode(data, type_, name=name, limit=16 * limits.MIB)
         except FormatError:
             return None
+        return found if found.format == 1 else None
 
     def _bytes(self, name: str, limit: int) -> bytes | None:
         if self._directory is None:
             return None
         try:
-            fd = os.open(self._directory / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            with open(fd, "rb") as file:  # noqa: PTH123 - opened above without following links
+            # Neither a link nor a pipe: the one leads elsewhere, the other never answers.
+            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            fd = os.open(self._directory / name, flags)
+        except OSError:
+            return None
+        try:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                return None
+            with open(fd, "rb", closefd=False) as file:
                 data = file.read(limit + 1)
         except OSError:
             return None
+        finally:
+            os.close(fd)
         return data if len(data) <= limit else None
 
     def _write(self, name: str, data: bytes) -> None:
@@ -148,10 +159,10 @@ def _slug(workload: str) -> Digest:
 
 
 def _make_private(directory: Path) -> bool:
-    """Whether ``directory`` exists now and is this user's own."""
+    """Whether ``directory`` exists now, is no link, and is this user's own."""
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = directory.stat()
+        found = directory.lstat()
     except OSError:
         return False
-    return found.st_uid == os.geteuid() and not found.st_mode & 0o022
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022

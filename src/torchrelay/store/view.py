@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from torchrelay.batch import Pack
-from torchrelay.digest import Digest
-from torchrelay.errors import DamagedError, TooLargeError, TrustError
+from torchrelay.digest import Digest, digest_of
+from torchrelay.errors import DamagedError, NotFoundError, TooLargeError, TrustError
 from torchrelay.limits import MAX_SEGMENT_BYTES
 from torchrelay.manifest import Accepted, Union, superseded
 from torchrelay.reports import Problem
@@ -43,6 +43,8 @@ class View:
         refused: What the policy does not accept.
         damaged: Segments that are not what they must be.
         warnings: Signs that the store went backwards.
+        torn: Those of the damaged segments whose bytes this client has kept, and accepts something in:
+            a push puts them back.
     """
 
     union: Union
@@ -52,12 +54,14 @@ class View:
     refused: tuple[Problem, ...]
     damaged: tuple[Problem, ...]
     warnings: tuple[str, ...]
+    torn: tuple[SegmentName, ...] = ()
 
 
 @dataclass(slots=True)
 class _Gathered:
     admissions: list[Admission] = field(default_factory=list)
     damaged: list[Problem] = field(default_factory=list)
+    torn: list[SegmentName] = field(default_factory=list)
 
     @property
     def accepted(self) -> list[Accepted]:
@@ -68,16 +72,27 @@ class _Gathered:
         return [item for admission in self.admissions for item in admission.refused]
 
 
-def load_view(session: Session) -> View:
+def load_view(session: Session, *, thorough: bool = False) -> View:
     """Read the workload's manifests, new segments in one bulk call.
+
+    Args:
+        session: The store, workload and policy.
+        thorough: Read also the segments that this client has kept, and hold the store's bytes against
+            their names.
 
     Raises:
         StorageError: The listing failed, or a listed segment could not be fetched: a partial view
             could pass for a smaller store.
         TrustError: The store went backwards and the policy refuses that.
     """
-    segments = _list(session)
-    gathered = _gather(session, segments)
+    listed = _list(session)
+    try:
+        gathered = _gather(session, listed, thorough=thorough)
+    except NotFoundError:
+        # A compaction deleted it between the listing and the reading: what replaced it is listed now.
+        listed = _list(session)
+        gathered = _gather(session, listed, thorough=thorough)
+    segments = tuple(listed)
     checkpoints = [a for a in gathered.admissions if a.checkpoint_accepted and a.segment.checkpoint]
     folded, refused = session.verifier.union(gathered.admissions, workload=session.workload)
     warnings = _notice_rollback(session, segments, gathered, checkpoints, folded.highest_seq)
@@ -89,6 +104,7 @@ def load_view(session: Session) -> View:
         refused=tuple(map(problem_of, (*gathered.refused, *refused))),
         damaged=tuple(gathered.damaged),
         warnings=warnings,
+        torn=tuple(gathered.torn),
     )
 
 
@@ -97,25 +113,38 @@ def problem_of(refusal: Refusal) -> Problem:
     return Problem(subject=refusal.subject, reason=refusal.rule, detail=refusal.detail, key_id=refusal.key_id)
 
 
-def _list(session: Session) -> tuple[SegmentName, ...]:
+def _list(session: Session) -> dict[SegmentName, int]:
+    """The workload's segments and their sizes in the store, in the order of their names."""
     prefix = manifest_prefix(session.workload)
-    found = (parse_segment_name(session.workload, info.name) for info in session.backend.list(prefix))
-    return tuple(sorted((name for name in found if name), key=str))
+    listed = ((parse_segment_name(session.workload, i.name), i.size) for i in session.backend.list(prefix))
+    found = {name: size for name, size in listed if name is not None}
+    return dict(sorted(found.items(), key=lambda item: str(item[0])))
 
 
-def _gather(session: Session, segments: tuple[SegmentName, ...]) -> _Gathered:
+def _gather(session: Session, segments: Mapping[SegmentName, int], *, thorough: bool) -> _Gathered:
     """Admit each segment: kept ones from the client's memory, new ones from the store."""
     gathered = _Gathered()
     wanted: dict[str, SegmentName] = {}
-    for segment in segments:
+    known: set[SegmentName] = set()
+    marked = session.state.marked()
+    for segment, size in segments.items():
         kept = session.state.segment(session.workload, segment.digest)
         admission = _admit(session, segment, kept) if kept is not None else None
-        if isinstance(admission, Admission):
-            gathered.admissions.append(admission)
-        else:
+        if kept is None or not isinstance(admission, Admission):
+            wanted[str(segment)] = segment
+            continue
+        gathered.admissions.append(admission)
+        known.add(segment)
+        if size != len(kept):
+            _tear(gathered, segment, f"has {size} bytes in the store where {len(kept)} were published")
+        elif thorough or str(segment) in marked:
             wanted[str(segment)] = segment
     for got in session.backend.get_many([Get(name, MAX_SEGMENT_BYTES) for name in wanted]):
-        _take(session, wanted[got.get.name], got, gathered)
+        segment = wanted[got.get.name]
+        if segment in known:
+            _compare(session, segment, got, gathered)
+        else:
+            _take(session, segment, got, gathered)
     session.state.forget_segments(session.workload, but=frozenset(s.digest for s in segments))
     return gathered
 
@@ -131,6 +160,23 @@ def _take(session: Session, segment: SegmentName, got: Got, gathered: _Gathered)
         return
     gathered.admissions.append(admission)
     session.state.keep_segment(session.workload, segment.digest, stored)
+
+
+def _compare(session: Session, segment: SegmentName, got: Got, gathered: _Gathered) -> None:
+    """Hold a segment that counts already against what the store has under its name."""
+    if not isinstance(got.error, TooLargeError) and digest_of(got.unwrap()) == segment.digest:
+        session.state.unmark([str(segment)])
+        return
+    session.state.mark([str(segment)])
+    _tear(gathered, segment, "does not have the digest that names it in the store")
+
+
+def _tear(gathered: _Gathered, segment: SegmentName, how: str) -> None:
+    """Note damage to a segment whose good bytes were admitted last."""
+    detail = f"segment {segment.digest} {how}; this machine has kept it, and its next push puts it back"
+    gathered.damaged.append(Problem(subject=str(segment), reason="damaged", detail=detail))
+    if any(a.accepted and a.segment.name == segment.digest for a in gathered.admissions):
+        gathered.torn.append(segment)
 
 
 def _admit(session: Session, segment: SegmentName, stored: bytes) -> Admission | Problem:

@@ -187,6 +187,14 @@ class BackendConformance:
         assert list(backend.list("b/")) == []
         assert self.list_raw(place) == {"a/there"}
 
+    def test_a_store_that_may_be_created_is_empty(self, place: Any) -> None:
+        with self.make_backend(place) as backend:
+            assert list(backend.list()) == []
+            assert backend.stat_many(["a/x"]) == {"a/x": None}
+            with pytest.raises(NotFoundError):
+                backend.get("a/x", limit=1)
+            assert self.list_raw(place) == set()
+
     def test_a_folder_is_not_an_object(self, place: Any, backend: Backend) -> None:
         backend.put("a/b/x", b"1")
         with pytest.raises(NotFoundError):

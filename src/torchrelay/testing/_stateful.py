@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING
 
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
@@ -111,6 +111,9 @@ def run_backend_machine(open_backend: Callable[[], Backend], *, examples: int = 
                 max_examples=examples,
                 stateful_step_count=steps,
                 deadline=None,
+                # Runs are short enough to read as they are; shrinking takes minutes on a real service.
+                phases=(Phase.generate,),
+                report_multiple_bugs=False,
                 suppress_health_check=list(HealthCheck),
             ),
         )

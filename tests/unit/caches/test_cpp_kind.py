@@ -9,8 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cache_samples import CPP, CPP_FOLDER, canary, contents, cpp_kernel, elf, entries_in, found_in, opened, write
 
+from cache_samples import (
+    CPP,
+    CPP_FOLDER,
+    canary,
+    contents,
+    cpp_kernel,
+    elf,
+    entries_in,
+    found_in,
+    opened,
+    write,
+)
 from torchrelay.caches.base import Excluded, Reason, Roots
 from torchrelay.caches.cpp import CppKind
 from torchrelay.environment import REQUIRED_FACETS

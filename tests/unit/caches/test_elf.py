@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from cache_samples import elf
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cache_samples import elf
 from torchrelay.caches.elf import MACHINES, RELOCATABLE, SHARED, elf_problem
 
 SOUND = elf(b"some code" * 20)

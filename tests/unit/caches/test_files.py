@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import signal
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -37,7 +39,7 @@ def tree(root: Path) -> dict[str, bytes]:
 
 def temporaries(root: Path) -> list[str]:
     folder = root / files.TEMPORARY_FOLDER
-    return sorted(os.listdir(folder)) if folder.exists() else []
+    return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
 
 
 def stat_of(root: Path, name: str) -> FileStat:
@@ -387,7 +389,9 @@ while True:
 def test_a_killed_process_leaves_only_whole_files(tmp_path: Path) -> None:
     for number in range(12):
         root = tmp_path / str(number)
-        process = subprocess.Popen([sys.executable, "-c", KILLED, str(root)], stdout=subprocess.PIPE, text=True)
+        process = subprocess.Popen(
+            [sys.executable, "-c", KILLED, str(root)], stdout=subprocess.PIPE, text=True
+        )
         assert process.stdout is not None
         assert process.stdout.readline() == "go\n"
         time.sleep(0.003 * number)
@@ -410,10 +414,10 @@ def test_readers_never_see_a_torn_or_foreign_file(tmp_path: Path) -> None:
 
     def look() -> None:
         while not stop.is_set():
-            for name in os.listdir(tmp_path / "e"):
-                data = (tmp_path / "e" / name).read_bytes()
-                if len(data) != 100_000 or len(set(data)) != 1 or name != "file":
-                    bad.append(name)
+            for path in (tmp_path / "e").iterdir():
+                data = path.read_bytes()
+                if len(data) != 100_000 or len(set(data)) != 1 or path.name != "file":
+                    bad.append(path.name)
 
     reader = threading.Thread(target=look)
     reader.start()
@@ -475,6 +479,8 @@ def test_a_component_writable_by_all(private: Path) -> None:
 def test_a_sticky_component_is_fine(private: Path) -> None:
     private.parent.chmod(0o1777)
     files.check_private(private)
+    private.parent.parent.chmod(0o1777)
+    files.check_private(private)
 
 
 @needs_root
@@ -496,6 +502,66 @@ def test_below_a_folder_that_another_user_made_in_tmp(tmp_path: Path) -> None:
     with pytest.raises(UnsafeDirectoryError) as caught:
         files.check_private(theirs / "cache")
     assert caught.value.subject == str(theirs)
+
+
+@needs_root
+@pytest.mark.parametrize("mode", [0o2775, 0o2755, 0o2777])
+@pytest.mark.parametrize("groups", [[4242], []])
+def test_a_directory_shared_with_a_group(mode: int, groups: list[int]) -> None:
+    """A cache of user A with mode 2775 is one for B in the group, and for nobody else (D03)."""
+    base = Path(tempfile.mkdtemp(prefix="torchrelay-shared-"))
+    try:
+        base.chmod(0o755)
+        root = base / "cache"
+        root.mkdir()
+        os.chown(root, 11111, 4242)
+        root.chmod(mode)
+        works = as_user(22222, groups, lambda: shared_install(root))
+        assert works is (mode == 0o2775 and groups == [4242])
+        assert (root / "e" / "file").exists() is works
+        assert not works or (root / "e").stat().st_gid == 4242
+        assert not works or stat.S_IMODE((root / "e" / "file").stat().st_mode) == 0o664
+    finally:
+        shutil.rmtree(base)
+
+
+@needs_root
+def test_no_group_lets_in_what_lies_directly_in_tmp(tmp_path: Path) -> None:
+    """Anyone could have made it there, with a group that its victim is in."""
+    base = Path(tempfile.mkdtemp(prefix="torchrelay-shared-"))
+    try:
+        os.chown(base, 11111, 4242)
+        base.chmod(0o2775)
+        assert not as_user(22222, [4242], lambda: shared_install(base))
+        assert list(base.iterdir()) == []
+    finally:
+        shutil.rmtree(base)
+
+
+def shared_install(root: Path) -> None:
+    os.umask(0o002)
+    files.prepare_root(root)
+    files.install_files(root, [("e/file", b"x")])
+
+
+def as_user(uid: int, groups: list[int], action: Callable[[], None]) -> bool:
+    """Whether ``action`` ends without an UnsafeDirectoryError for another user; any other error fails."""
+    child = os.fork()
+    if child == 0:
+        code = 2
+        try:
+            os.setgroups(groups)
+            os.setgid(uid)
+            os.setuid(uid)
+            action()
+            code = 0
+        except UnsafeDirectoryError:
+            code = 1
+        finally:
+            os._exit(code)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert code in (0, 1)
+    return code == 0
 
 
 def test_the_real_path_is_what_counts(private: Path, tmp_path: Path) -> None:

@@ -88,6 +88,8 @@ def test_the_bound_comes_first() -> None:
         jsontext.parse(b"[1, 2]", name="x", limit=3)
 
 
-@pytest.mark.parametrize(("token", "value"), [("0", 0), ("-17", -17), ("1.0", None), ("1e3", None), ("9" * 17, None)])
+@pytest.mark.parametrize(
+    ("token", "value"), [("0", 0), ("-17", -17), ("1.0", None), ("1e3", None), ("9" * 17, None)]
+)
 def test_integers(token: str, value: int | None) -> None:
     assert jsontext.Number(token).integer() == value

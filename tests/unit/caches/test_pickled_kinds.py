@@ -136,7 +136,7 @@ def test_what_goes_out_comes_in_again_byte_for_byte(tmp_path: Path, case: Case) 
         assert (installed, written) == (name, data)
     put_graph(tmp_path / "b", graph())
     assert unmasked(entry) in [unmasked(item) for item in entries(kind, tmp_path / "b")]
-    assert os.listdir(tmp_path / "b" / files.TEMPORARY_FOLDER) == []
+    assert list((tmp_path / "b" / files.TEMPORARY_FOLDER).iterdir()) == []
 
 
 @cases
@@ -148,7 +148,9 @@ def test_only_the_one_file_is_in_the_entrys_folder(tmp_path: Path, case: Case) -
     assert list(path.parent.iterdir()) == [path]
 
 
-@pytest.mark.parametrize(("kind", "data"), [(InductorKind(TORCH), graph(time=7)), (AotAutogradKind(TORCH), result(time=7))])
+@pytest.mark.parametrize(
+    ("kind", "data"), [(InductorKind(TORCH), graph(time=7)), (AotAutogradKind(TORCH), result(time=7))]
+)
 def test_times_are_masked_and_put_back(tmp_path: Path, kind: CacheKind, data: bytes) -> None:
     fill(tmp_path / "a", (kind, put_graph if kind.name == "inductor" else put_result, data))
     made = [entry for entry in entries(kind, tmp_path / "a") if 7 in entry.times]
@@ -455,7 +457,9 @@ def test_the_kinds_share_a_folder_and_report_each_thing_once(tmp_path: Path) -> 
 def test_a_secret_leaves_the_entry_out(tmp_path: Path, case: Case) -> None:
     kind, place, _ = case
     secret = "redis://user:hunter2hunter2@host:6379/0"
-    data = {"inductor": graph(source=secret), "aot_autograd": result(guards=secret)}.get(kind.name, dump([secret]))
+    data = {"inductor": graph(source=secret), "aot_autograd": result(guards=secret)}.get(
+        kind.name, dump([secret])
+    )
     put_graph(tmp_path, graph()) if kind.name == "aot_autograd" else None
     place(tmp_path, data)
     (found,) = scan(kind, tmp_path)[0]
@@ -490,7 +494,9 @@ NEED = Need(kind="inductor", key=FX_A, variant=DIGEST)
 BAD_STATEMENTS: dict[str, tuple[str, dict[str, Any]]] = {
     **{
         f"inductor-key-{index}": ("inductor", {"key": key})
-        for index, key in enumerate(["../../x", "/abs", "f" + "a" * 50, "f" + "1" * 51, AOT, FX_A + "/x", FX_A.upper()])
+        for index, key in enumerate(
+            ["../../x", "/abs", "f" + "a" * 50, "f" + "1" * 51, AOT, FX_A + "/x", FX_A.upper()]
+        )
     },
     "inductor-no-variant": ("inductor", {"variant": ""}),
     "inductor-needs": ("inductor", {"needs": (NEED,)}),
@@ -548,7 +554,9 @@ def test_signed_bytes_that_are_not_in_the_form_they_claim(tmp_path: Path, change
     put_graph(tmp_path / "a", graph())
     entry = only(InductorKind(TORCH), tmp_path / "a")
     with pytest.raises(DamagedError):
-        InductorKind(TORCH).install(verified(entry.plain, **record_of(entry, **change)), Roots(tmp_path / "b"))
+        InductorKind(TORCH).install(
+            verified(entry.plain, **record_of(entry, **change)), Roots(tmp_path / "b")
+        )
     assert not (tmp_path / "b").exists()
 
 

@@ -4,16 +4,29 @@
 from __future__ import annotations
 
 import json
-import os
+import multiprocessing
+import random
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cache_samples import HASH, KERNEL, canary, contents, elf, entries_in, found_in, opened, triton_group, write
 
+from cache_samples import (
+    HASH,
+    KERNEL,
+    canary,
+    contents,
+    elf,
+    entries_in,
+    found_in,
+    opened,
+    triton_group,
+    write,
+)
 from torchrelay.caches.base import Excluded, Reason, Roots
 from torchrelay.caches.triton import GROUP, TritonKind
 from torchrelay.digest import digest_of
@@ -222,7 +235,7 @@ INSTALLER = """
     a, b = Path(sys.argv[1]), Path(sys.argv[2])
     (entry,) = entries_in(TritonKind(), Roots(a, a))
     verified = opened(entry)
-    for _ in range(40):
+    for _ in range(15):
         TritonKind().install(verified, Roots(b, b))
 """
 
@@ -244,4 +257,35 @@ def test_a_reader_never_sees_a_group_without_its_members(tmp_path: Path) -> None
     assert [process.wait() for process in processes] == [0] * 8
     assert seen > 0
     assert entries_in(KIND, at(tmp_path / "b")) == [wanted]
-    assert os.listdir(tmp_path / "b" / ".torchrelay" / "tmp") == []
+    assert list((tmp_path / "b" / ".torchrelay" / "tmp").iterdir()) == []
+
+
+def _install_for_ever(a: str, b: str, ready: Any) -> None:
+    (entry,) = entries_in(KIND, at(Path(a)))
+    verified = opened(entry)
+    ready.set()
+    while True:
+        KIND.install(verified, at(Path(b)))
+
+
+def test_a_killed_installer_never_leaves_a_group_without_its_members(tmp_path: Path) -> None:
+    """R02: kill -9 at a random moment; what the group file names is there, or there is none."""
+    triton_group(tmp_path / "a")
+    (entry,) = entries_in(KIND, at(tmp_path / "a"))
+    context = multiprocessing.get_context("fork")
+    chance = random.Random(7)
+    whole = 0
+    for number in range(20):
+        b, ready = tmp_path / f"b{number}", context.Event()
+        process = context.Process(target=_install_for_ever, args=(str(tmp_path / "a"), str(b), ready))
+        process.start()
+        assert ready.wait(30)
+        time.sleep(chance.random() * 0.003)
+        process.kill()
+        process.join()
+        if (b / HASH / f"__grp__{KERNEL}.json").exists():
+            assert entries_in(KIND, at(b)) == [entry]
+            whole += 1
+        KIND.install(opened(entry), at(b))
+        assert entries_in(KIND, at(b)) == [entry]
+    assert whole

@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from cache_samples import contents, entries_in, opened
 
+from cache_samples import contents, entries_in, opened
 from torchrelay.caches.base import Roots
 from torchrelay.caches.triton import TritonKind
 
@@ -20,7 +20,7 @@ pytest.importorskip("triton")
 pytestmark = pytest.mark.torch
 KIND = TritonKind()
 
-PROGRAM = '''
+PROGRAM = """
 import hashlib, json, sys, triton, triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -36,7 +36,7 @@ signature = {"x": "*fp32", "y": "*fp32", "out": "*fp32", "n": "i32", "BLOCK": "c
 kernel = triton.compile(ASTSource(add_kernel, signature, {"BLOCK": 128}), target=GPUTarget("cuda", 90, 32))
 cubin = hashlib.sha256(kernel.asm["cubin"]).hexdigest()
 print(json.dumps({"hit": hits, "cubin": cubin}))
-'''
+"""
 
 
 def compiled(tmp_path: Path, cache: Path) -> dict[str, object]:

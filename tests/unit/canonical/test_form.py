@@ -9,10 +9,10 @@ import pickletools
 import time
 import tracemalloc
 
-import canonical_entries as entries
 import pytest
-from canonical_entries import VERSION, dumps, kind_of, loads
 
+import canonical_entries as entries
+from canonical_entries import VERSION, dumps, kind_of, loads
 from torchrelay.canonical import canonicalise, restore, variant
 from torchrelay.digest import Digest, digest_of
 from torchrelay.errors import FormatError, SecretError

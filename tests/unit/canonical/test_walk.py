@@ -11,10 +11,10 @@ import time
 import tracemalloc
 from pathlib import Path
 
-import canonical_entries as entries
 import pytest
-from canonical_entries import VERSION, dumps
 
+import canonical_entries as entries
+from canonical_entries import VERSION, dumps
 from torchrelay.canonical import canonicalise, restore
 from torchrelay.canonical import walk as walk_module
 from torchrelay.canonical.emit import emit
@@ -231,30 +231,54 @@ def test_nothing_is_ever_executed(tmp_path: Path, protocol: int) -> None:
 COUNT = 20_000
 
 
-def _hostile() -> dict[str, bytes]:
+def _repeated(make: bytes, use: bytes, count: int) -> bytes:
+    """A tuple of ``count`` uses of what ``make`` makes, which has memo number 0."""
+    return b"(" + make + b"\x94" + use * count + b"t."
+
+
+def _states() -> dict[str, bytes]:
+    """Objects that share what they are made of."""
     fx = b"ctorch._inductor.output_code\nCompiledFxGraph\n"
-    info = b"ctorch._functorch._aot_autograd.aot_autograd_result\nCompiledForward\n"
+    forward = b"ctorch._functorch._aot_autograd.aot_autograd_result\nCompiledForward\n"
     lines = b"](" + b"\x8c\x01x" * COUNT + b"e"
     pairs = b"}(" + b"".join(b"\x8c\x08" + f"{i:08}".encode() + b"N" for i in range(COUNT)) + b"u"
+    info = b"h\x01)\x81}\x8c\x13fx_graph_cache_infoNh\x00\x86sb"
     return {
+        "one dict as the state of many": _repeated(pairs + b"\x940" + fx, b"h\x01)\x81h\x00b", COUNT),
+        "one dict as the state of one, again and again": _repeated(pairs, b"", 0)[1:-2]
+        + (b"0" + fx + b")\x81" + b"h\x00b" * COUNT + b"."),
+        "one list as the lines of many": _repeated(lines + b"\x940" + forward, info, COUNT // 2),
+    }
+
+
+def _names() -> bytes:
+    """Names of classes, put together from a few long parts in many ways."""
+    parts = b"".join(b"\x8c\xff" + bytes([97 + i]) * 255 + b"\x94" for i in range(20))
+    uses = (bytes([0x68, i % 20, 0x68, i // 20 % 20, 0x93]) for i in range(COUNT))
+    return b"(" + parts + b"".join(uses) + b"t."
+
+
+def _text(unit: bytes) -> bytes:
+    return b"X" + struct.pack("<I", len(unit) * COUNT) + unit * COUNT + b"."
+
+
+def _hostile() -> dict[str, bytes]:
+    size = struct.pack("<i", 1 << 20)
+    return {
+        **_states(),
         "lists in lists": b"]" * COUNT + b"a" * (COUNT - 1) + b".",
         "tuples in tuples": b")" + b"\x85" * COUNT + b".",
         "marks in marks": b"K\x01" + b"(" * COUNT + b"1" * COUNT + b".",
         "sets in sets": b"\x8f(" * COUNT + b"\x8f" + b"\x90" * COUNT + b".",
         "frozen sets in frozen sets": b"(" * COUNT + b"\x91" * COUNT + b".",
         "set filled item by item": b"\x8f" + b"(K\x01\x90" * COUNT + b".",
-        "one large number over and over": b"(\x8b" + struct.pack("<i", 1 << 20) + b"\x01" * (1 << 20) + b"\x94" + b"h\x00" * COUNT + b"t.",
-        "one large text over and over": b"(X" + struct.pack("<I", 1 << 20) + b"a" * (1 << 20) + b"\x94" + b"h\x00" * COUNT + b"t.",
-        "one large dict as the state of many": b"(" + pairs + b"\x940" + fx + b"\x94" + b"h\x01)\x81h\x00b" * COUNT + b"t.",
-        "one list as the lines of many": b"(" + lines + b"\x940"
-        + info + b"\x94" + b"h\x01)\x81}\x8c\x13fx_graph_cache_infoNh\x00\x86sb" * (COUNT // 2) + b"t.",
-        "one dict as the state of one, again and again": fx + b")\x81" + pairs + b"\x94b" + b"h\x00b" * COUNT + b".",
-        "long names combined": b"(" + b"".join(b"\x8c\xff" + bytes([97 + i]) * 255 + b"\x94" for i in range(20))
-        + b"".join(b"h" + bytes([i % 20]) + b"h" + bytes([i // 20 % 20]) + b"\x93" for i in range(COUNT)) + b"t.",
-        "hints of secrets": b"X" + struct.pack("<I", 6 * COUNT) + b"token=" * COUNT + b".",
-        "starts of URLs": b"X" + struct.pack("<I", 4 * COUNT) + b"://a" * COUNT + b".",
-        "starts of tokens": b"X" + struct.pack("<I", 4 * COUNT) + b"eyJa" * COUNT + b".",
-    }  # fmt: skip
+        "one large number over and over": _repeated(b"\x8b" + size + b"\x01" * (1 << 20), b"h\x00", COUNT),
+        "one large text over and over": _repeated(b"X" + size + b"a" * (1 << 20), b"h\x00", COUNT),
+        "long names combined": _names(),
+        "hints of secrets": _text(b"token="),
+        "starts of URLs": _text(b"://a"),
+        "starts of tokens": _text(b"eyJa"),
+    }
 
 
 @pytest.mark.parametrize("case", sorted(_hostile()))

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import os
 import pickle
 from pathlib import Path
 
@@ -148,6 +149,14 @@ def test_different_places_stay_different():
         "/srv/p ",
     ]
     assert len({Location.parse(place).normalised for place in places}) == len(places)
+
+
+def test_a_path_that_is_not_utf8(tmp_path):
+    path = os.fsdecode(os.fsencode(tmp_path) + b"/\xff")
+    location = Location.parse(path)
+    assert location.path == path
+    assert Location.parse(location.url) == location
+    str(location).encode()
 
 
 def test_parts():
