@@ -63,7 +63,8 @@ class Folders:
     def ensure(self, folder: str) -> int:
         """A descriptor of ``folder``, made where it is missing. The caller closes it.
 
-        New folders get ``0777`` less the umask and inherit a setgid bit; the folder above is synced.
+        New folders get ``0777`` less the umask and inherit a setgid bit. Nothing below the root is
+        synced here.
 
         Raises:
             NotFoundError: The root is missing and must not be made.
@@ -95,7 +96,6 @@ class Folders:
                 return os.open(component, _OPEN_FOLDER, dir_fd=above)
             with contextlib.suppress(FileExistsError):
                 os.mkdir(component, 0o777, dir_fd=above)
-                sync_folder(above)
             return os.open(component, _OPEN_FOLDER, dir_fd=above)
         except OSError as exc:
             if exc.errno not in _NOT_A_FOLDER:
@@ -149,6 +149,12 @@ class Folders:
 def folder_of(name: str) -> str:
     """The folder that the object ``name`` lies in; empty for the root."""
     return name.rpartition("/")[0]
+
+
+def way_to(folder: str) -> list[str]:
+    """The folders from the root to ``folder``, both included."""
+    parts = _components(folder)
+    return ["/".join(parts[:depth]) for depth in range(len(parts) + 1)]
 
 
 def sync_folder(fd: int) -> None:

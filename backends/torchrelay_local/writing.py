@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from torchrelay.errors import NotFoundError, StorageError, TransientError
 from torchrelay.storage import TEMP_PREFIX
-from torchrelay_local.folders import Folders, folder_of, sync_folder
+from torchrelay_local.folders import Folders, folder_of, sync_folder, way_to
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -140,18 +140,30 @@ class Writer:
                 file.error = self._folders.error(exc, file.name)
 
     def _sync_folders(self, pending: Iterable[_Pending], dir_fds: Mapping[str, int]) -> None:
+        """Sync each folder that got a name, and those above it.
+
+        One of those may be new, made by us or by another writer who has not synced it yet. To sync a
+        clean folder costs next to nothing.
+        """
         failed: dict[str, StorageError] = {}
 
         def sync(folder: str) -> None:
             try:
-                sync_folder(dir_fds[folder])
+                if folder in dir_fds:
+                    sync_folder(dir_fds[folder])
+                else:
+                    with self._folders.opened(folder) as fd:
+                        sync_folder(fd)
+            except StorageError as exc:
+                failed[folder] = exc
             except OSError as exc:
                 failed[folder] = self._folders.error(exc, folder)
 
-        changed = sorted({file.folder for file in pending if file.error is None})
-        _side_by_side(sync, changed)
-        for file in pending:
-            file.error = file.error or failed.get(file.folder)
+        stored = [file for file in pending if file.error is None]
+        _side_by_side(sync, sorted({above for file in stored for above in way_to(file.folder)}))
+        if failed:
+            for file in stored:
+                file.error = next((failed[f] for f in way_to(file.folder) if f in failed), None)
 
     def _discard(self, file: _Pending) -> None:
         """Close the file and remove it under its temporary name, if it is still there."""
@@ -163,8 +175,9 @@ class Writer:
                 os.unlink(file.temp, dir_fd=file.dir_fd)
 
     def _sweep(self, fresh: _Pending) -> None:
-        """Once per folder, remove what killed writers left there. Age is measured by the file
-        system: the time of the file just made is its now.
+        """Once per folder, remove what killed writers left there.
+
+        Age is measured by the file system: the time of the file just made is its now.
         """
         if fresh.folder in self._swept:
             return

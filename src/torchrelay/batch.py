@@ -22,6 +22,7 @@ from torchrelay.statement import (
     Record,
     Wire,
     check_digests,
+    check_format,
     check_identity,
     check_integers,
     check_workload,
@@ -359,6 +360,7 @@ def _parse_checkpoint(first: bytes, lines: _Lines, name: Digest) -> Segment:
 
 
 def _check_checkpoint(header: CheckpointHeader, label: str) -> None:
+    check_format(header.format, name=label)
     _check_place(header.workload, header.environment, label)
     check_integers((header.generation,), name=label)
     check_digests(header.supersedes, name=label)
@@ -414,6 +416,7 @@ def _check_members(header: BatchHeader, present: list[Digest], place: str, *, wh
 
 
 def _check_header(header: BatchHeader, name: str) -> None:
+    check_format(header.format, name=name)
     _check_place(header.workload, header.environment, name)
     if len(header.records) > limits.MAX_RECORDS:
         raise FormatError(f"{name} lists {len(header.records)} records", subject=name)

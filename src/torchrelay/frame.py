@@ -74,8 +74,9 @@ def content_size(stored: bytes | memoryview, *, name: str) -> int:
     if info.dictionary_id:
         raise DamagedError(f"{name} needs a zstd dictionary", subject=name)
     # The decoder does not hold short frames to its bound; what readers accept must not vary by length.
-    if _window(stored, info.decompressed_size) > 1 << MAX_WINDOW_LOG:
-        raise DamagedError(f"{name} asks for a zstd window of over 8 MiB", subject=name)
+    window = _window(stored, info.decompressed_size)
+    if window > 1 << MAX_WINDOW_LOG:
+        raise DamagedError(f"{name} asks for a zstd window of {window} bytes", subject=name)
     return int(info.decompressed_size)
 
 

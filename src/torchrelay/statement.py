@@ -210,8 +210,7 @@ def parse_versioned(data: bytes, type_: type[Any], *, name: str, limit: int) -> 
     except FormatError:
         _refuse_newer(data[:limit], name)
         raise
-    if value.format != FORMAT:
-        raise _unknown_format(value.format, name)
+    check_format(value.format, name=name)
     return value
 
 
@@ -220,12 +219,19 @@ def _refuse_newer(data: bytes, name: str) -> None:
         stated = _VERSION.decode(data).format
     except (msgspec.MsgspecError, UnicodeError, RecursionError, ValueError):
         return
+    check_format(stated, name=name)
+
+
+def check_format(stated: int, *, name: str) -> None:
+    """``stated`` is the version of the format that this torchrelay reads and writes.
+
+    Raises:
+        FormatError: It is not.
+    """
     if stated != FORMAT:
-        raise _unknown_format(stated, name)
-
-
-def _unknown_format(stated: int, name: str) -> FormatError:
-    return FormatError(f"{name} is of format {stated}; this torchrelay reads format {FORMAT}", subject=name)
+        raise FormatError(
+            f"{name} is of format {stated}; this torchrelay reads format {FORMAT}", subject=name
+        )
 
 
 def check_integers(values: Iterable[int], *, name: str, least: int = 0) -> None:
@@ -267,6 +273,7 @@ def check_identity(kind: str, key: str, variant: str, *, name: str) -> None:
 
 
 def _check_record(record: Record, name: str) -> None:
+    check_format(record.format, name=name)
     _check_statement(record.statement, name)
     stored = record.stored
     check_digests((stored.digest, record.producer), name=name)
@@ -283,8 +290,7 @@ def _check_record(record: Record, name: str) -> None:
 
 
 def _check_statement(statement: Statement, name: str) -> None:
-    if statement.format != FORMAT:
-        raise _unknown_format(statement.format, name)
+    check_format(statement.format, name=name)
     try:
         check_workload(statement.workload)
     except UsageError as exc:

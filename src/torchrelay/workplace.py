@@ -28,7 +28,7 @@ from torchrelay.caches.registry import kinds_for
 from torchrelay.caches.stamp import Stamp, read_stamp, require_same, write_stamp
 from torchrelay.config import default_cache_dir
 from torchrelay.environment import Environment, requires_of
-from torchrelay.errors import StampError, TrustError, UsageError
+from torchrelay.errors import KeyFileError, StampError, TrustError, UsageError
 from torchrelay.options import Progress, PullOptions, PushOptions
 from torchrelay.reports import (
     DiffReport,
@@ -113,7 +113,7 @@ class Workplace:
 
     def status(self) -> StatusReport:
         """See :meth:`torchrelay.relay.Relay.status`."""
-        pushed = self._planned_push(PushOptions(dry_run=True))
+        pushed, hindrances = self._planned_push(PushOptions(dry_run=True))
         roots = self._roots()
         with self._session(self._reading_policy()) as session:
             view = load_view(session)
@@ -135,15 +135,21 @@ class Workplace:
                     incompatible=dict(plan.incompatible),
                     refused=[*view.refused, *plan.refused],
                     damaged=list(view.damaged),
-                    warnings=list(view.warnings),
+                    warnings=[*view.warnings, *hindrances],
                 )
 
-    def _planned_push(self, options: PushOptions) -> PushReport | None:
-        """What a push would do; None where nothing could be pushed without more being said."""
+    def _planned_push(self, options: PushOptions) -> tuple[PushReport | None, list[str]]:
+        """What a push would do; None where nothing could be pushed without more being said.
+
+        A machine that only pulls has no key that anybody trusts, and its status is fine all the same.
+        """
         roots = self._roots()
         if not roots.inductor.is_dir() or read_stamp(roots.inductor) is None:
-            return None
-        return self.push(options)
+            return None, []
+        try:
+            return self.push(options), []
+        except (KeyFileError, TrustError) as exc:
+            return None, [f"nothing can be pushed from here: {exc.message}"]
 
     def entries(self, environment: Environment | None) -> ListReport:
         """See :meth:`torchrelay.relay.Relay.entries`."""
@@ -363,7 +369,7 @@ def _process_start_ns() -> int:
 def _scanned(roots: Roots, stamp: Stamp | None) -> Iterator[LocalView]:
     """What lies in the cache directories; what was learned is kept in the index afterwards."""
     version = str(stamp.environment.facets.get("torch", "")).partition(" ")[0] if stamp else None
-    index = Index.load(roots.inductor)
+    index = Index.load(roots.inductor, reading=version or "")
     try:
         yield scan_local(roots, index=index, kinds=kinds_for(version))
     finally:

@@ -18,9 +18,8 @@ from typing import Any
 
 import cache_samples
 import canonical_entries
-from cache_samples import write
-
 import torchrelay
+from cache_samples import write
 from torchrelay.caches.pickled import content_name
 from torchrelay.caches.stamp import Stamp, write_stamp
 from torchrelay.environment import ABSENT, FACETS, FORMAT, Environment
@@ -174,7 +173,7 @@ class Machine:
         settings: dict[str, Any] = {
             "workload": self.workload,
             "cache_dir": self.cache,
-            "trees": {name: self.tree for name in self.trees},
+            "trees": dict.fromkeys(self.trees, self.tree),
             "key": self.key if self.key.exists() else None,
             "policy": self.policy,
             "state_dir": self.state,
@@ -216,6 +215,12 @@ def environ() -> dict[str, str]:
     """Variables for a child process of Python that finds torchrelay and the tests' helpers."""
     paths = [SOURCES, str(TESTS), str(Path(__file__).parent)]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+
+
+def as_user(uid: int, gid: int | None = None, umask: int = 0o022) -> str:
+    """Code with which a child process of root goes on as another user, in one group and no others."""
+    group = uid if gid is None else gid
+    return f"import os; os.umask({umask}); os.setgroups([{group}]); os.setgid({group}); os.setuid({uid})"
 
 
 def python(*arguments: str) -> list[str]:
@@ -290,13 +295,14 @@ def belongs(name: str, label: str) -> bool:
     return name_of in name
 
 
+def names(folder: Path) -> set[str]:
+    """Every file below ``folder``, temporary and hidden ones too."""
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
+
+
 def objects(store: Path) -> dict[str, bytes]:
     """Every file of a store, by name."""
-    return {
-        path.relative_to(store).as_posix(): path.read_bytes()
-        for path in sorted(store.rglob("*"))
-        if path.is_file()
-    }
+    return {name: (store / name).read_bytes() for name in sorted(names(store))}
 
 
 def names_of(problems: list[Problem]) -> str:

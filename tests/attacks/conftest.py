@@ -21,6 +21,8 @@ def nobody(tmp_path, monkeypatch):
     home.mkdir(mode=0o700)
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.chdir(home)
+    # Three quarters of the time would go there, and no test in this process cuts the power.
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
 @pytest.fixture(scope="session")

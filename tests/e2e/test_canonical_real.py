@@ -59,6 +59,7 @@ def run(home: Path, cache: Path, *, user: str, seed: str, variable: str) -> Proc
         "PYTHONHASHSEED": seed,
         "TZ": {"1": "UTC", "2": "Asia/Tokyo"}.get(seed, "America/Lima"),
         "OMP_NUM_THREADS": "1",
+        "TORCH_TRACE": str(home / "trace"),  # from 2.14 on repro dumps are only made for a trace
         "TORCHINDUCTOR_CACHE_DIR": str(cache),
         "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0",
         variable: f"redis://:{PASSWORD}@cache.example:6379/0",

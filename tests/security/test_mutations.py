@@ -205,11 +205,7 @@ def open_signed(stored: bytes, plain: bytes) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("stored", "plain", "message"),
-    [
-        pytest.param(*case, marks=[pytest.mark.xfail(reason="frame")] if "window" in name else [], id=name)
-        for name, case in EVIL_BLOBS.items()
-    ],
+    ("stored", "plain", "message"), [pytest.param(*case, id=name) for name, case in EVIL_BLOBS.items()]
 )
 def test_evil_blobs(stored: bytes, plain: bytes, message: str) -> None:
     with pytest.raises(DamagedError, match=message) as caught:

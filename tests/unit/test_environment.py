@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchrelay import batch, canonjson
+from torchrelay import batch
 from torchrelay.digest import digest_of
 from torchrelay.environment import (
     FACETS,

@@ -158,7 +158,7 @@ class AutotuneKind(CacheKind):
         key = entry.statement.key
         data = self.contents(entry)
         if entry.statement.variant != SEARCHED and self._is_searched(roots.inductor, key):
-            return INDUCTOR_PLACE, (key,)
+            return INDUCTOR_PLACE, ()
         return INDUCTOR_PLACE, files.install_files(roots.inductor, [(key, data)])
 
     def _is_searched(self, root: Path, key: str) -> bool:

@@ -17,6 +17,10 @@ from enum import Enum
 from pathlib import Path
 from typing import ClassVar
 
+import msgspec
+
+from torchrelay.caches.kernelname import Prefixes
+from torchrelay.digest import Digest
 from torchrelay.signing import VerifiedEntry
 from torchrelay.statement import File, Identity, Need, Statement
 
@@ -29,11 +33,14 @@ class Roots:
         inductor: ``TORCHINDUCTOR_CACHE_DIR``.
         triton: ``TRITON_CACHE_DIR``; None: ``<inductor>/triton/<device>``, found by scanning.
         trees: Declared roots of frameworks with caches of their own, by name.
+        prefixes: Where Python and torch are installed for the processes that use the caches; None if
+            that is not known.
     """
 
     inductor: Path
     triton: Path | None = None
     trees: Mapping[str, Path] = field(default_factory=dict)
+    prefixes: Prefixes | None = None
 
     def root(self, place: str) -> Path:
         """The directory of a place, as :attr:`Found.place` names it."""
@@ -114,6 +121,14 @@ class Excluded(Exception):  # noqa: N818 - not an error: the entry is left out a
         self.detail = detail
 
 
+class Alias(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
+    """What the same files are as an entry in another form: where one machine's name is part of it."""
+
+    key: str
+    canon: str
+    digest: Digest
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
     """One entry as it goes out: its canonical bytes and what must be claimed of them.
@@ -124,6 +139,7 @@ class Entry:
         files: Names and sizes of the files; empty where the name follows from the content.
         times: Masked numbers, put back on install.
         masked: What was masked, by field and kind of secret; counts only.
+        alias: The form that the files would have for whoever cannot tell the key.
     """
 
     kind: str
@@ -136,6 +152,7 @@ class Entry:
     files: tuple[File, ...] = ()
     times: tuple[int, ...] = ()
     masked: Mapping[str, int] = field(default_factory=dict)
+    alias: Alias | None = None
 
 
 class CacheKind(ABC):
@@ -175,12 +192,17 @@ class CacheKind(ABC):
             roots: Where to.
 
         Returns:
-            The place (as :attr:`Found.place`) and the names of the files, relative to its root.
+            The place (as :attr:`Found.place`) and the names of the files, relative to its root. No
+            names where no file is this entry alone: it was merged into one, or a better one stays.
 
         Raises:
             StorageError: The directory cannot be written; whatever was begun is taken back.
             DamagedError: The bytes are verified but cannot be an entry of this kind.
         """
+
+    def alias(self, entry: VerifiedEntry, roots: Roots) -> Alias | None:
+        """As :attr:`Entry.alias`, for an entry that is installed; None if it has none."""
+        return None
 
 
 def identity_of(entry: Entry, requires: str) -> Identity:

@@ -198,12 +198,12 @@ def read_stable(root: Path, file: FileStat, *, limit: int = limits.MAX_ENTRY_BYT
 def _read_unchanged(descriptor: int, file: FileStat) -> bytes:
     _require_unchanged(descriptor, file)
     chunks: list[bytes] = []
-    left = file.size + 1  # one more than there may be: a file that grew shows
-    while left and (chunk := os.read(descriptor, min(left, 16 * limits.MIB))):
+    left = file.size + 1  # one more than there may be: a file that grew shows; all at once: no second copy
+    while left and (chunk := os.read(descriptor, left)):
         chunks.append(chunk)
         left -= len(chunk)
     _require_unchanged(descriptor, file)
-    if left != 1:
+    if left != 1:  # a network file system may be late with the size
         raise Excluded(Reason.GROWING, file.name)
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 

@@ -187,7 +187,7 @@ class GemmKind(CacheKind):
             raise FormatError(f"gemm {statement.key} claims {statement.size} bytes", subject=statement.key)
 
     def install(self, entry: VerifiedEntry, roots: Roots) -> tuple[str, tuple[str, ...]]:
-        """Merge the group into the local file."""
+        """Merge the group into the local file. No names: the file is not this entry alone."""
         return self.install_many([entry], roots)
 
     def install_many(self, entries: Sequence[VerifiedEntry], roots: Roots) -> tuple[str, tuple[str, ...]]:
@@ -203,11 +203,10 @@ class GemmKind(CacheKind):
                 raise DamagedError(f"gemm {entry.statement.key} has times to put back, but no place for them")
             group = _parse_group(entry.plain, entry.statement.key)
             by_system.setdefault(entry.statement.key.partition("/")[0], []).append(group)
-        names = tuple(f"{_FOLDER}/{system}" for system in by_system)
-        for name, groups in zip(names, by_system.values(), strict=True):
+        for system, groups in by_system.items():
             with files.directory_lock(roots.inductor, "gemm"):
-                _merge(roots.inductor, name, groups)
-        return INDUCTOR_PLACE, names
+                _merge(roots.inductor, f"{_FOLDER}/{system}", groups)
+        return INDUCTOR_PLACE, ()
 
 
 class _ChangedError(Exception):

@@ -20,7 +20,7 @@ import msgspec
 
 import torchrelay
 from torchrelay import limits
-from torchrelay.caches.base import Entry, Found, Reason, Skipped
+from torchrelay.caches.base import Alias, Entry, Found, Reason, Skipped
 from torchrelay.caches.files import stat_file
 from torchrelay.caches.state import read_state, write_state
 from torchrelay.digest import Digest, digest_of
@@ -40,6 +40,7 @@ class Meta(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
 
     Attributes:
         stored: Where a store holds these bytes, if a push or pull has learned it.
+        alias: As :attr:`torchrelay.caches.base.Entry.alias`.
     """
 
     kind: str
@@ -54,6 +55,7 @@ class Meta(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     digest: Digest
     size: int
     stored: Stored | None = None
+    alias: Alias | None = None
 
 
 class Remembered(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
@@ -99,13 +101,15 @@ def meta_of(entry: Entry, *, digest: Digest | None = None) -> Meta:
         masked=dict(entry.masked),
         digest=digest or digest_of(entry.plain),
         size=len(entry.plain),
+        alias=entry.alias,
     )
 
 
 def fingerprint(found: Found) -> str:
     """A name for all that is known of ``found`` without reading it; any change gives another."""
     files = sorted((f.name, f.size, f.mtime_ns, f.ctime_ns, f.inode) for f in found.files)
-    text = repr((found.kind, found.key, str(found.root), found.place, files))
+    # Not the key: it follows from the names, and an installed entry's may be another machine's.
+    text = repr((found.kind, str(found.root), found.place, files))
     return hashlib.blake2b(text.encode(errors="surrogateescape"), digest_size=16).hexdigest()
 
 

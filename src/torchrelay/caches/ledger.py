@@ -121,6 +121,10 @@ class Ledger:
         known = self._canons.get(_mark(kind, key), canon)
         return known is not None and known != canon
 
+    def knows(self, kind: str, key: str) -> bool:
+        """Whether a pull installed anything under this key."""
+        return _mark(kind, key) in self._canons
+
     def note(self, entries: Iterable[Noted]) -> int:
         """Note entries, durably, before any of their files is installed; how many were new.
 
@@ -161,7 +165,7 @@ class Ledger:
         if os.fstat(stream.fileno()).st_size > _LEDGER_BYTES:
             raise self._damaged("is too large")
         header = stream.readline(_LINE_BYTES)
-        if not header.endswith(b"\n") and len(header) < _LINE_BYTES:
+        if _HEADER.startswith(header.rstrip(b"\0")) and header != _HEADER:
             return  # torn when it was made: nothing was installed
         if header != _HEADER:
             raise self._damaged("is no ledger that this torchrelay can read")

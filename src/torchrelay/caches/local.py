@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from torchrelay.caches.base import CacheKind, Entry, Excluded, Found, Reason, Roots, Skipped
+from torchrelay.caches.base import Alias, CacheKind, Entry, Excluded, Found, Reason, Roots, Skipped
 from torchrelay.caches.index import Index, Meta, meta_of
 from torchrelay.caches.registry import KINDS
 from torchrelay.digest import Digest, digest_of
@@ -51,6 +51,16 @@ class LocalEntry:
     def size(self) -> int:
         """Of the canonical bytes."""
         return self.meta.size
+
+    @property
+    def forms(self) -> tuple[Alias, ...]:
+        """Key, form and digest of all entries that these files are."""
+        own = Alias(self.meta.key, self.meta.canon, self.meta.digest)
+        return (own,) if self.meta.alias is None else (own, self.meta.alias)
+
+    def digests_of(self, key: str) -> set[Digest]:
+        """What an entry of this key may have as digest, to be these files."""
+        return {form.digest for form in self.forms if form.key == key}
 
 
 @dataclass(slots=True)
@@ -122,6 +132,9 @@ class LocalView:
             return
         self.items.append(item)
         self._by_name[name] = (*known, item)
+        if (alias := item.meta.alias) is not None:
+            other = (item.meta.kind, alias.key, item.meta.variant)
+            self._by_name[other] = (*self._by_name.get(other, ()), item)
 
 
 def scan_local(roots: Roots, *, index: Index, kinds: Mapping[str, CacheKind] | None = None) -> LocalView:

@@ -3,9 +3,12 @@
 
 One file holds Dynamo's guards and bytecode for a function, and the compiled graphs of its backends,
 so it needs no other entry. PyTorch's key knows neither the function's source nor its module: two
-models with a ``forward`` on the same line have the same one. So the variant of an entry is its
-digest: entries of different content are never taken for one another, nor called divergent, though
-the directory has room for only one of them, the latest.
+models with a ``forward`` on the same line have the same one, and share one place in the directory.
+So there is no variant either, which would promise that they can lie side by side: the latest counts,
+a package of this machine's own is never replaced, and different bytes are not called divergent (each
+process names its backends anew). PyTorch compares the sources when it loads one, so a package of
+another model is a miss; but it imports their modules for that, so models that cannot import each
+other's modules belong in workloads of their own.
 """
 
 from __future__ import annotations
@@ -28,9 +31,7 @@ from torchrelay.caches.pickled import (
     restored,
 )
 from torchrelay.canonical.fields import RAW
-from torchrelay.digest import digest_of
 from torchrelay.environment import REQUIRED_FACETS
-from torchrelay.errors import FormatError
 from torchrelay.signing import VerifiedEntry
 from torchrelay.statement import Statement
 
@@ -73,16 +74,12 @@ class PrecompileKind(CacheKind):
             raise Excluded(Reason.BAD_NAME, key[:80])
         form = canonical_form(self.name, data, torch_version=None)
         facets = REQUIRED_FACETS[self.name]
-        variant = digest_of(form.data)
-        return Entry(self.name, key, variant, (), facets, form.canon, form.data, times=form.times)
+        return Entry(self.name, key, "", (), facets, form.canon, form.data, times=form.times)
 
     def check(self, statement: Statement) -> None:
-        """A key of this kind, with the variant bound to the content."""
-        check_shape(statement, key=KEY, canons=(RAW,), variant=True)
+        """A key of this kind, and nothing else."""
+        check_shape(statement, key=KEY, canons=(RAW,), variant=False)
         check_plain(statement)
-        if statement.variant != statement.digest:
-            subject = f"{self.name} {statement.key}"
-            raise FormatError(f"{subject} has a variant that is not its digest", subject=subject)
 
     def install(self, entry: VerifiedEntry, roots: Roots) -> tuple[str, tuple[str, ...]]:
         """Write the file in place of whatever package lies under this key."""

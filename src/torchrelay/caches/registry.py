@@ -12,6 +12,7 @@ from torchrelay.caches.base import CacheKind
 from torchrelay.caches.cpp import CppKind
 from torchrelay.caches.gemm import GemmKind
 from torchrelay.caches.inductor import InductorKind
+from torchrelay.caches.kernelname import Naming
 from torchrelay.caches.pgo import PgoKind
 from torchrelay.caches.precompile import PrecompileKind
 from torchrelay.caches.tree import TreeKind
@@ -34,15 +35,17 @@ KINDS: Mapping[str, CacheKind] = MappingProxyType({kind.name: kind for kind in _
 after its kernels, so that a process that starts meanwhile finds them together or not at all."""
 
 
-def kinds_for(torch_version: str | None) -> Mapping[str, CacheKind]:
+def kinds_for(torch_version: str | None, naming: Naming | None = None) -> Mapping[str, CacheKind]:
     """The kinds as they read a directory that this PyTorch filled: its fields decide what is masked.
 
     Args:
         torch_version: As PyTorch calls itself, or None if it is not known; then pickles stay ``raw``.
+        naming: How C++ kernels were named; None: only those that a pull installed are recognised.
     """
     kinds = dict(KINDS)
     kinds[InductorKind.name] = InductorKind(torch_version)
     kinds[AotAutogradKind.name] = AotAutogradKind(torch_version)
+    kinds[CppKind.name] = CppKind(naming or Naming())
     return MappingProxyType(kinds)
 
 

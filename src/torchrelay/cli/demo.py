@@ -25,7 +25,7 @@ def arguments(parser: Parser) -> None:
 
 def run(args: argparse.Namespace, output: Output) -> Report:
     """Compile, push, pull, prove and compare; the user's own settings, keys and caches play no part."""
-    from torchrelay import demo
+    from torchrelay.demo import run as run_demo
 
     with output.progress(plain=True) as progress:
-        return demo.run(Path(args.dir) if args.dir else None, progress=progress)
+        return run_demo(Path(args.dir) if args.dir else None, progress=progress)

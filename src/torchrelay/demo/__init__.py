@@ -69,7 +69,8 @@ def _require_empty(directory: Path) -> None:
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         if any(directory.iterdir()):
-            raise UsageError(f"{directory} is not empty", remedy="Name a new directory.", subject=str(directory))
+            remedy = "Name a new directory."
+            raise UsageError(f"{directory} is not empty", remedy=remedy, subject=str(directory))
     except OSError as exc:
         raise UsageError(f"{directory} cannot be used: {exc.strerror}", subject=str(directory)) from exc
 

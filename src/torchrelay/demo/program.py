@@ -65,7 +65,8 @@ def main() -> int:
         report["pull"] = msgspec.to_builtins(Relay(arguments.pull, workload=WORKLOAD, strict=True).pull())
     output = torch.compile(model)(x)
     output.square().mean().backward()
-    report |= {"seconds": time.perf_counter() - start, "counters": _counters(), "result": _hash(model, output)}
+    report["seconds"] = time.perf_counter() - start
+    report |= {"counters": _counters(), "result": _hash(model, output)}
     if arguments.save_mega:
         saved = torch.compiler.save_cache_artifacts()
         arguments.save_mega.write_bytes(saved[0] if saved else b"")

@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from torchrelay.caches.base import Excluded, Reason
+from torchrelay.caches.index import meta_of
 from torchrelay.caches.ledger import Ledger
 from torchrelay.caches.local import LocalEntry, LocalView
 from torchrelay.digest import digest_of
@@ -153,7 +154,7 @@ def verify_local(session: Session, local: LocalView, ledger: Ledger) -> VerifyRe
         signed.setdefault((live.statement.kind, live.statement.key), set()).add(live.statement.digest)
     findings = _Findings(refused=list(view.refused))
     for done, entry in enumerate(local.items, 1):
-        _check_local(entry, local, ledger, signed.get((entry.meta.kind, entry.meta.key), set()), findings)
+        _check_local(entry, local, ledger, signed, findings)
         session.progress("verify", done, len(local.items))
     for skipped in local.skipped:
         if skipped.reason in DAMAGE:
@@ -165,17 +166,21 @@ def verify_local(session: Session, local: LocalView, ledger: Ledger) -> VerifyRe
 
 
 def _check_local(
-    entry: LocalEntry, local: LocalView, ledger: Ledger, digests: set[str], findings: _Findings
+    entry: LocalEntry,
+    local: LocalView,
+    ledger: Ledger,
+    signed: Mapping[tuple[str, str], set[str]],
+    findings: _Findings,
 ) -> None:
     findings.checked += 1
     label = f"{entry.meta.kind} {entry.meta.key}"
     try:
-        plain = local.load(entry).plain
+        forms = LocalEntry(entry.found, meta_of(local.load(entry))).forms
     except Excluded as exc:
         findings.damaged.append(Problem(subject=label, reason=exc.reason.value, detail=exc.detail))
         return
-    findings.checked_bytes += len(plain)
-    if digest_of(plain) in digests:
+    findings.checked_bytes += entry.size
+    if any(form.digest in signed.get((entry.meta.kind, form.key), ()) for form in forms):
         findings.good += 1
     elif is_pulled(ledger, entry):
         detail = "was installed by a pull and is no longer what was signed"

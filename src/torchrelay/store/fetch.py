@@ -13,7 +13,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from torchrelay.caches.base import Roots
+from msgspec.structs import replace
+
+from torchrelay.caches.base import Alias, Roots
 from torchrelay.caches.index import Index, Installed, Meta
 from torchrelay.caches.ledger import Ledger, noted_of
 from torchrelay.caches.registry import kind_of
@@ -110,7 +112,11 @@ class CacheDirectories:
 
     def announce(self, entries: Sequence[VerifiedEntry]) -> None:
         """Note the entries durably: from here on no push signs them."""
-        self._ledger.note([noted_of(entry.statement) for entry in entries])
+        noted = [noted_of(entry.statement) for entry in entries]
+        for entry, line in list(zip(entries, noted, strict=True)):
+            if (alias := self._alias(entry)) is not None:
+                noted.append(replace(line, key=alias.key, canon=alias.canon, digest=alias.digest))
+        self._ledger.note(noted)
 
     def take(self, entry: VerifiedEntry) -> bool:
         """Install the entry."""
@@ -120,6 +126,10 @@ class CacheDirectories:
         place, names = kind.install(entry, self._roots)
         self._index.learn(Installed(self._roots.root(place), place, names, self._meta(entry)))
         return True
+
+    def _alias(self, entry: VerifiedEntry) -> Alias | None:
+        kind = kind_of(entry.statement.kind)
+        return None if kind is None else kind.alias(entry, self._roots)
 
     def _meta(self, entry: VerifiedEntry) -> Meta:
         statement = entry.statement
@@ -136,6 +146,7 @@ class CacheDirectories:
             digest=statement.digest,
             size=statement.size,
             stored=entry.record.stored,
+            alias=self._alias(entry),
         )
 
 

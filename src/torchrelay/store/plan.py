@@ -7,10 +7,12 @@ from collections import Counter
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from torchrelay.caches.cpp import COMMAND, CppKind
 from torchrelay.caches.ledger import Ledger
 from torchrelay.caches.local import LocalEntry, LocalView
 from torchrelay.caches.registry import kind_of
 from torchrelay.caches.tree import TreeKind, split_key
+from torchrelay.caches.triton import GROUP
 from torchrelay.digest import Digest
 from torchrelay.environment import Environment, mismatches
 from torchrelay.errors import FormatError
@@ -20,6 +22,7 @@ from torchrelay.statement import Need
 
 UNKNOWN_KIND = "unknown-kind"
 UNDECLARED_TREE = "undeclared-tree"
+UNKNOWN_PREFIX = "install-prefix"
 
 Triple = tuple[str, str, str]
 
@@ -53,6 +56,8 @@ def make_plan(
     environment: Environment,
     ledger: Ledger,
     trees: Container[str] = (),
+    *,
+    has_prefixes: bool = True,
 ) -> Plan:
     """Sort live entries into what to fetch and what not.
 
@@ -62,12 +67,16 @@ def make_plan(
         environment: The machine that is pulled for.
         ledger: What pulls installed, so that it may be replaced.
         trees: Names of the declared roots of frameworks; entries of other trees have no place here.
+        has_prefixes: Whether it is known where that machine has Python and torch. If not, kernels have
+            no name there.
     """
     plan = Plan()
     fits: dict[Digest, str | None] = {}
     available = local_names(local)
     for entry in live:
-        if _is_usable(entry, environment, trees, fits, plan) and _is_wanted(entry, local, ledger, plan):
+        if not has_prefixes and entry.statement.canon == COMMAND:
+            plan.incompatible[UNKNOWN_PREFIX] += 1
+        elif _is_usable(entry, environment, trees, fits, plan) and _is_wanted(entry, local, ledger, plan):
             (plan.needers if entry.statement.needs else plan.install).append(entry)
     available.update(_triple(entry) for entry in plan.install)
     _require_needs(plan, available)
@@ -80,8 +89,16 @@ def local_names(local: LocalView) -> set[Triple]:
 
 
 def is_pulled(ledger: Ledger, entry: LocalEntry) -> bool:
-    """Whether a pull installed ``entry``: then a push never signs it, and a pull may replace it."""
+    """Whether a pull installed ``entry``: then a push never signs it, and a pull may replace it.
+
+    Compiled kernels are never rewritten under their names by whoever made them. So one that is not
+    what a pull installed there has been damaged or changed since, and is nobody's own.
+    """
     meta = entry.meta
+    if (meta.kind == CppKind.name or meta.canon == GROUP) and any(
+        ledger.knows(meta.kind, form.key) for form in entry.forms
+    ):
+        return True
     return ledger.pulled(
         kind=meta.kind, key=meta.key, variant=meta.variant, canon=meta.canon, digest=meta.digest
     )
@@ -115,7 +132,7 @@ def _is_usable(
 def _is_wanted(entry: Live, local: LocalView, ledger: Ledger, plan: Plan) -> bool:
     statement = entry.statement
     here = local.find(statement.kind, statement.key, statement.variant)
-    digests = {found.digest for found in here}
+    digests = {digest for found in here for digest in found.digests_of(statement.key)}
     if statement.digest in digests or any(o.statement.digest in digests for o in entry.others):
         plan.present += 1
         return False

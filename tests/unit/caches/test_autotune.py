@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from torchrelay.caches.autotune import SEARCHED, AutotuneKind, outranks
 from torchrelay.caches.base import Entry, Excluded, Found, Reason, Roots, Skipped
+from torchrelay.caches.cpp import CppKind
 from torchrelay.errors import DamagedError, FormatError
 from torchrelay.statement import File, Need
 from torchrelay.testing.entries import make_record, verified
@@ -103,8 +104,9 @@ def test_a_searched_result_is_never_replaced_by_a_listed_one(
     entry = only(tmp_path / "a")
     if there is not None:
         put(tmp_path / "b", there)
-    assert install(entry, tmp_path / "b")[1] == (KEY,)
+    names = install(entry, tmp_path / "b")[1]
     stays = there == SEARCHED_CHOICE and coming == LISTED
+    assert names == (() if stays else (KEY,))
     expected = json.loads(SEARCHED_CHOICE if stays else coming)
     assert json.loads((tmp_path / "b" / KEY).read_bytes()) == expected
 
@@ -160,6 +162,19 @@ def test_names(tmp_path: Path) -> None:
     (tmp_path / "ab" / ("2" * 64 + ".best_config")).symlink_to(tmp_path / "ab" / "kernel.so")
     assert list(KIND.scan(Roots(tmp_path))) == [Skipped("ab/short.best_config", Reason.BAD_NAME)]
     assert list(KIND.scan(Roots(tmp_path / "none"))) == []
+
+
+def test_rubbish_in_the_shared_folders_is_told_once(tmp_path: Path) -> None:
+    put(tmp_path, LISTED)
+    put(tmp_path, b"", "ab/" + "1" * 64 + ".best_config")
+    put(tmp_path, LISTED[:9], "ab/.77.88.tmp")
+    told = [
+        item for kind in (KIND, CppKind()) for item in kind.scan(Roots(tmp_path)) if isinstance(item, Skipped)
+    ]
+    assert sorted((item.path, item.reason) for item in told) == [
+        ("ab/.77.88.tmp", Reason.TEMPORARY),
+        ("ab/" + "1" * 64 + ".best_config", Reason.EMPTY),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,10 @@ import sys
 import tempfile
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -212,6 +214,49 @@ def test_a_file_that_grows_while_it_is_read(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(Excluded) as caught:
         files.read_stable(tmp_path, seen)
     assert caught.value.reason is Reason.GROWING
+
+
+def test_a_file_rewritten_in_place_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"x" * 24)
+    seen = stat_of(tmp_path, "file")
+    time.sleep(0.02)
+    read = os.read
+
+    def rewritten(descriptor: int, size: int) -> bytes:
+        data = read(descriptor, size)
+        _rewrite_in_place(path)
+        return data
+
+    monkeypatch.setattr(files.os, "read", rewritten)
+    with pytest.raises(Excluded) as caught:
+        files.read_stable(tmp_path, seen)
+    assert caught.value.reason is Reason.GROWING
+
+
+@pytest.mark.parametrize("size", [23, 25])
+def test_a_size_that_is_not_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    """A network file system may still tell the old size."""
+    (tmp_path / "file").write_bytes(b"x" * 24)
+    answers = [b"x" * size, b""]
+    monkeypatch.setattr(files.os, "read", lambda _descriptor, _size: answers.pop(0))
+    with pytest.raises(Excluded) as caught:
+        files.read_stable(tmp_path, stat_of(tmp_path, "file"))
+    assert caught.value.reason is Reason.GROWING
+
+
+def test_short_reads_are_put_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_bytes(b"0123456789")
+    read = os.read
+    monkeypatch.setattr(files.os, "read", lambda descriptor, size: read(descriptor, min(size, 3)))
+    assert files.read_stable(tmp_path, stat_of(tmp_path, "file")) == b"0123456789"
+
+
+def test_a_link_to_the_very_file_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"x")
+    (tmp_path / "link").symlink_to("file")
+    with pytest.raises(Excluded):
+        files.read_stable(tmp_path, replace(stat_of(tmp_path, "file"), name="link"))
 
 
 def test_too_large_is_known_before_it_is_read(tmp_path: Path) -> None:
@@ -546,7 +591,9 @@ def shared_install(root: Path) -> None:
 
 def as_user(uid: int, groups: list[int], action: Callable[[], None]) -> bool:
     """Whether ``action`` ends without an UnsafeDirectoryError for another user; any other error fails."""
-    child = os.fork()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside threads of pytest's plugins
+        child = os.fork()
     if child == 0:
         code = 2
         try:

@@ -69,7 +69,7 @@ def test_one_entry_a_group(tmp_path: Path) -> None:
 
 def test_into_an_empty_directory(tmp_path: Path) -> None:
     for entry in made(tmp_path):
-        assert KIND.install(given(entry), Roots(tmp_path / "b")) == ("inductor", (NAME,))
+        assert KIND.install(given(entry), Roots(tmp_path / "b")) == ("inductor", ())
     assert local(tmp_path / "b") == CACHE
     assert json.loads((tmp_path / "b" / NAME).read_text())["system"] == SYSTEM
     assert {entry.plain for entry in entries(tmp_path / "b")} == {entry.plain for entry in made(tmp_path)}
@@ -85,8 +85,8 @@ def test_many_at_once_are_one_rewrite(tmp_path: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(files, "install_files", counting)
     entry_list = [given(entry) for entry in made(tmp_path)]
-    assert KIND.install_many(entry_list, Roots(tmp_path / "b")) == ("inductor", (NAME,))
-    assert KIND.install_many(entry_list, Roots(tmp_path / "b")) == ("inductor", (NAME,))
+    assert KIND.install_many(entry_list, Roots(tmp_path / "b")) == ("inductor", ())
+    assert KIND.install_many(entry_list, Roots(tmp_path / "b")) == ("inductor", ())
     assert writes == [NAME]
     assert local(tmp_path / "b") == CACHE
 

@@ -1,0 +1,497 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Directories, stores, keys and settings that are not as they should be.
+
+Whatever is wrong, the error says what and where and what to do, with the exit code of its family, and
+nothing has been stored or installed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attack_world import (
+    ENVIRONMENT,
+    WORKLOAD,
+    Machine,
+    World,
+    as_user,
+    environ,
+    key,
+    names,
+    objects,
+    python,
+    write_graph,
+)
+
+from cache_samples import contents
+from torchrelay import cli
+from torchrelay.cli.failures import exit_code
+from torchrelay.errors import (
+    DeniedError,
+    InstallError,
+    KeyFileError,
+    NotFoundError,
+    PermanentError,
+    RelayError,
+    StampError,
+    StorageError,
+    TrustError,
+    UnsafeDirectoryError,
+    UsageError,
+)
+from torchrelay.relay import Relay, TorchrelayWarning
+from torchrelay.signing import keyfiles
+
+ROOT = os.geteuid() == 0
+needs_root = pytest.mark.skipif(not ROOT, reason="only root can make files of others")
+OTHER = 65534
+
+
+@pytest.fixture
+def consumer(world, tmp_path):
+    """A machine that has not pulled yet."""
+    producer, store = world.copy(tmp_path / "w")
+    return Machine.make(tmp_path / "consumer", store, trusting=producer)
+
+
+def failed(call: Callable[[], Any], kind: type[RelayError], *words: str) -> RelayError:
+    """The call raises ``kind``, and its text has these words and a remedy."""
+    with pytest.raises(RelayError) as caught:
+        call()
+    error = caught.value
+    assert isinstance(error, kind), repr(error)
+    for word in words:
+        assert word in error.diagnostics(), error.diagnostics()
+    assert error.remedy, error.message
+    return error
+
+
+# -- the cache directory --------------------------------------------------------------------------
+
+
+def foreign(path: Path) -> None:
+    path.mkdir(parents=True)
+    os.chown(path, OTHER, OTHER)
+
+
+def open_to_all(path: Path) -> None:
+    path.mkdir(parents=True)
+    path.chmod(0o777)
+
+
+def below_one_open_to_all(path: Path) -> None:
+    path.parent.chmod(0o777)
+    path.mkdir(parents=True)
+
+
+def a_file(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+BAD_DIRECTORIES: dict[str, tuple[Callable[[Path], None], type[RelayError]]] = {
+    "of-another-user": (foreign, UnsafeDirectoryError),
+    "writable-by-all": (open_to_all, UnsafeDirectoryError),
+    "below-one-writable-by-all": (below_one_open_to_all, UnsafeDirectoryError),
+    "a-file": (a_file, StorageError),
+}
+
+
+@needs_root
+@pytest.mark.parametrize("how", BAD_DIRECTORIES)
+@pytest.mark.parametrize("which", ["cache", "triton", "tree"])
+def test_nothing_is_installed_into_a_bad_directory(world, consumer, tmp_path, which, how):
+    make, kind = BAD_DIRECTORIES[how]
+    bad = tmp_path / "elsewhere" / "bad"
+    bad.parent.mkdir(mode=0o755)
+    make(bad)
+    changes: dict[str, Any] = {
+        "cache": {"cache_dir": bad},
+        "triton": {"triton_cache_dir": bad},
+        "tree": {"trees": {"vllm": bad}},
+    }[which]
+    relay = consumer.relay(**changes)
+    options = {"environment": ENVIRONMENT}
+    failed(lambda: relay.pull(pull_options(**options)), kind if which == "cache" else RelayError, str(bad))
+    left = [path for path in bad.parent.rglob("*") if path != bad]
+    assert left == [], left
+    assert consumer.installed() == {}
+
+
+def pull_options(**options: Any) -> Any:
+    from torchrelay.relay import PullOptions
+
+    return PullOptions(**options)
+
+
+@needs_root
+@pytest.mark.parametrize("how", ["of-another-user", "writable-by-all"])
+@pytest.mark.parametrize("which", ["cache", "triton", "tree"])
+def test_nothing_is_signed_from_a_bad_directory(producer, which, how):
+    bad = {"cache": producer.cache, "triton": producer.base / "triton", "tree": producer.tree}[which]
+    changes: dict[str, Any] = {}
+    if which == "triton":
+        shutil.move(producer.cache / "triton" / "0", bad)
+        changes["triton_cache_dir"] = bad
+    if how == "of-another-user":
+        os.chown(bad, OTHER, OTHER)
+    else:
+        bad.chmod(0o777)
+    failed(lambda: producer.relay(**changes).push(), UnsafeDirectoryError, str(bad))
+    assert not producer.root.exists()
+
+
+@pytest.mark.parametrize(
+    "part",
+    ["fxgraph", f"fxgraph/{key('f', 1)[1:3]}", "aotautograd", "ab", "triton", "triton/0", "cache", "dynamo"],
+)
+def test_nothing_is_installed_through_a_link(world, consumer, tmp_path, part):
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    link = consumer.cache / part
+    link.parent.mkdir(parents=True)
+    link.symlink_to(outside)
+    error = failed(consumer.pull, UnsafeDirectoryError, "symbolic link")
+    assert exit_code(error) == 2
+    assert list(outside.iterdir()) == []
+    for name, data in contents(consumer.cache).items():
+        assert data.replace(str(consumer.cache).encode(), b"<cache>") == world.good[name]
+
+
+def test_the_cache_directory_itself_may_be_a_link(world, consumer, tmp_path):
+    real = tmp_path / "real"
+    real.mkdir(mode=0o700)
+    consumer.cache.symlink_to(real)
+    assert consumer.pull().exit_code == 0
+    assert consumer.installed() == world.good and contents(real)
+
+
+@pytest.mark.parametrize("name", [".torchrelay", ".torchrelay/tmp", ".torchrelay/state-0"])
+def test_the_own_folder_is_no_link(consumer, tmp_path, name):
+    if name.endswith("-0"):
+        name = name.replace("-0", f"-{os.geteuid()}")
+    outside = tmp_path / "outside"
+    outside.mkdir(mode=0o700)
+    link = consumer.cache / name
+    link.parent.mkdir(parents=True)
+    link.symlink_to(outside)
+    failed(consumer.pull, UsageError)
+    assert list(outside.iterdir()) == [] and contents(consumer.cache) == {}
+
+
+def test_a_directory_that_was_filled_on_another_machine_is_left_alone(consumer, world):
+    from torchrelay.caches.stamp import Stamp, write_stamp
+    from torchrelay.environment import Environment
+
+    facets = {**ENVIRONMENT.facets, "cpu_isa": "AVX512"}
+    write_stamp(consumer.cache, Stamp(Environment(1, facets, {}), 0))
+    failed(consumer.pull, StampError, "cpu_isa", str(consumer.cache))
+    assert consumer.installed() == {}
+
+
+def test_a_directory_without_a_stamp_is_not_signed(producer):
+    shutil.rmtree(producer.cache / ".torchrelay")
+    failed(producer.push, StampError, "--assume-environment this", str(producer.cache))
+    assert not producer.root.exists()
+
+
+# -- the store ------------------------------------------------------------------------------------
+
+
+def test_a_store_that_does_not_exist(producer):
+    error = failed(producer.pull, NotFoundError, producer.store, "does not exist")
+    assert exit_code(error) == 4 and not producer.root.exists()
+    failed(producer.verify, NotFoundError, producer.store)
+    failed(lambda: producer.push(dry_run=True), NotFoundError, producer.store)
+    assert not producer.root.exists()
+    assert producer.push().exit_code == 0
+    assert producer.root.is_dir()
+
+
+@pytest.mark.parametrize("what", ["file", "link-to-nowhere", "below-a-file"])
+def test_a_store_that_is_no_directory(producer, tmp_path, what):
+    producer.root.parent.mkdir(exist_ok=True)
+    machine = producer
+    if what == "link-to-nowhere":
+        producer.root.symlink_to(tmp_path / "nowhere")
+    else:
+        producer.root.write_bytes(b"precious")
+        machine = producer.at(producer.root / "below") if what == "below-a-file" else producer
+    before = names(tmp_path)
+    for call in (machine.push, machine.pull, machine.verify):
+        error = failed(call, StorageError, str(producer.root))
+        assert exit_code(error) == 4
+    assert {name for name in names(tmp_path) - before if not name.startswith("producer/")} == set()
+    if what != "link-to-nowhere":
+        assert producer.root.read_bytes() == b"precious"
+
+
+@pytest.mark.parametrize("folder", ["blobs", "environments", f"manifests/{WORKLOAD}"])
+def test_a_folder_of_the_store_that_is_a_link_is_not_followed(producer, tmp_path, folder):
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (producer.root / folder).parent.mkdir(parents=True)
+    (producer.root / folder).symlink_to(outside)
+    failed(producer.push, PermanentError, folder.partition("/")[0])
+    assert list(outside.iterdir()) == []
+    assert not [name for name in names(producer.root) if name.startswith("manifests/") and "/" in name[20:]]
+
+
+@needs_root
+def test_a_store_that_is_read_only(world, tmp_path):
+    """Pull works as ever; a push says what is wrong, and leaves nothing."""
+    producer, store = world.copy(tmp_path / "w")
+    write_graph(producer.cache, key("f", 50), guards_expr=None)
+    for path in [store, *store.rglob("*")]:
+        os.chown(path, 0, 0)
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    give(tmp_path, producer)
+    before = objects(store)
+    done = child(as_user(OTHER), producer, "print(machine.pull().exit_code)\nmachine.push()")
+    assert done.stdout.split() == ["0"], done.stderr
+    assert "DeniedError" in done.stderr and str(store) in done.stderr
+    assert "owner and mode" in done.stderr
+    assert objects(store) == before
+
+
+def give(tmp_path: Path, machine: Machine, uid: int = OTHER) -> None:
+    """A machine's directories to another user, who can also get there."""
+    for path in [machine.base, *machine.base.rglob("*")]:
+        os.chown(path, uid, uid, follow_symlinks=False)
+    for above in machine.base.parents:
+        if above.stat().st_mode & 0o055 != 0o055 and above != Path("/"):
+            above.chmod(above.stat().st_mode | 0o055)
+
+
+def child(begin: str, machine: Machine, code: str) -> subprocess.CompletedProcess[str]:
+    """Run ``code`` in another process, with ``machine`` in it."""
+    made = f"Machine(Path({str(machine.base)!r}), {machine.store!r}, *map(Path, {[str(machine.key), str(machine.policy)]!r}))"
+    text = f"from pathlib import Path\nfrom attack_world import Machine\n{begin}\nmachine = {made}\n{code}\n"
+    variables = {**environ(), "HOME": str(machine.base)}
+    return subprocess.run(
+        python("-c", text), env=variables, cwd="/", capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.parametrize(
+    "name", ["../x", "a/../../x", "..", "/abs", "a//b", ".hidden", "a/.b", "", "a b", "a" * 64]
+)
+def test_a_workload_that_could_lead_elsewhere(producer, name):
+    if name == "a" * 64:
+        name = "acme/" + name  # could pass for an environment
+    error = failed(lambda: producer.relay(workload=name), UsageError, "workload")
+    assert exit_code(error) == 2
+    assert not producer.root.exists()
+
+
+# -- keys -----------------------------------------------------------------------------------------
+
+
+def public_instead(path: Path) -> None:
+    path.write_text(keyfiles.load_private_key(path).public_key.text + "\n")
+
+
+def encrypted(path: Path) -> None:
+    signer = keyfiles.load_private_key(path)
+    path.write_bytes(signer.to_pem(b"a pass phrase"))
+
+
+def truncated(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:60])
+
+
+BAD_KEYS: dict[str, tuple[Callable[[Path], None], str]] = {
+    "missing": (lambda path: path.unlink(), "there is no key file"),
+    "empty": (lambda path: path.write_bytes(b""), "empty"),
+    "line-feeds": (lambda path: path.write_bytes(b"\n\n"), "empty"),
+    "public": (public_instead, "holds a public key"),
+    "encrypted": (encrypted, "encrypted"),
+    "truncated": (truncated, str(Path("key.pem"))),
+    "open-to-all": (lambda path: path.chmod(0o644), "0644"),
+    "writable-by-group": (lambda path: path.chmod(0o620), "0620"),
+    "folder": (lambda path: (path.unlink(), path.mkdir()) and None, "directory"),
+    "rubbish": (lambda path: path.write_bytes(bytes(range(256))), "not text"),
+    "huge": (lambda path: os.truncate(path, 100 << 20), "too large"),
+    "untrusted": (lambda path: (path.unlink(), keyfiles.generate_key(path)) and None, "does not let key"),
+}
+
+
+@pytest.mark.parametrize("how", BAD_KEYS)
+def test_a_key_that_cannot_sign_stops_a_push_before_any_upload(producer, how):
+    spoil, word = BAD_KEYS[how]
+    spoil(producer.key)
+    relay = producer.relay(key=producer.key)
+    error = failed(relay.push, TrustError if how == "untrusted" else KeyFileError, word)
+    assert exit_code(error) == (3 if how == "untrusted" else 2)
+    assert "pass phrase" not in error.message or how == "encrypted"
+    assert not producer.root.exists()
+
+
+@pytest.mark.parametrize("how", BAD_KEYS)
+def test_the_users_own_key_is_not_replaced_when_it_cannot_sign(producer, monkeypatch, how):
+    """Without ``--key``: only a key that is not there is made."""
+    if how in ("missing", "untrusted"):
+        pytest.skip("that is the first use, or another policy")
+    home = Path(os.environ["HOME"])
+    shutil.copytree(producer.base / "config", home / ".config" / "torchrelay")
+    own = home / ".config" / "torchrelay" / "key.pem"
+    BAD_KEYS[how][0](own)
+    before = own.read_bytes() if own.is_file() else b""
+    failed(producer.relay(key=None, policy=None).push, KeyFileError, str(own))
+    assert not producer.root.exists()
+    assert (own.read_bytes() if own.is_file() else b"") == before
+
+
+@pytest.mark.parametrize("change", ["CRLF", "no-line-feed", "more-line-feeds", "byte-order-mark"])
+def test_a_key_that_went_through_an_editor_still_signs(producer, change):
+    data = producer.key.read_bytes()
+    producer.key.write_bytes(
+        {
+            "CRLF": data.replace(b"\n", b"\r\n"),
+            "no-line-feed": data.rstrip(b"\n"),
+            "more-line-feeds": b"\n\n" + data + b"\n\n",
+            "byte-order-mark": b"\xef\xbb\xbf" + data,
+        }[change]
+    )
+    assert producer.push().pushed > 0
+    assert producer.verify().exit_code == 0
+
+
+@needs_root
+def test_a_key_that_this_user_may_not_read(producer, tmp_path):
+    give(tmp_path, producer)
+    os.chown(producer.key, 0, 0)
+    producer.key.chmod(0o600)
+    done = child(as_user(OTHER), producer, "machine.relay(key=machine.key).push()")
+    assert "KeyFileError" in done.stderr and "not readable" in done.stderr, done.stderr
+    assert not producer.root.exists()
+
+
+def test_an_encrypted_key_signs_with_its_pass_phrase(producer, monkeypatch):
+    encrypted(producer.key)
+    monkeypatch.setenv("TORCHRELAY_KEY_PASSPHRASE", "wrong")
+    failed(producer.push, KeyFileError, "cannot be decrypted")
+    assert not producer.root.exists()
+    monkeypatch.setenv("TORCHRELAY_KEY_PASSPHRASE", "a pass phrase")
+    assert producer.push().exit_code == 0
+
+
+# -- X06: signing is never silently off -----------------------------------------------------------
+
+MISSPELT: dict[str, tuple[list[str], dict[str, str], str]] = {
+    "flag": (["--kye", "{key}"], {}, "--key"),
+    "flag-abbreviated": (["--ke", "{key}"], {}, "--key"),
+    "flag-for-the-policy": (["--polcy", "{policy}"], {}, "--policy"),
+    "flag-to-turn-it-off": (["--no-sign"], {}, "--no-sign"),
+    "variable": ([], {"TORCHRELAY_KYE": "{key}"}, "TORCHRELAY_KYE"),
+    "variable-of-a-signing-key": ([], {"TORCHRELAY_SIGNING_KEY": "{key}"}, "TORCHRELAY_SIGNING_KEY"),
+    "variable-in-lower-case": ([], {"torchrelay_key": "{key}"}, "torchrelay_key"),
+    "variable-empty": ([], {"TORCHRELAY_KEY": ""}, "TORCHRELAY_KEY"),
+    "key-missing": (["--key", "{key}.not-there"], {}, "not-there"),
+    "key-in-a-variable-missing": ([], {"TORCHRELAY_KEY": "{key}.not-there"}, "not-there"),
+}
+
+
+@pytest.mark.parametrize("how", MISSPELT)
+def test_x06_a_misspelt_key_is_an_error_before_any_upload(producer, capsys, monkeypatch, how):
+    extra, variables, word = MISSPELT[how]
+    places = {"key": producer.key, "policy": producer.policy}
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value.format(**places))
+    # No --key of its own, so that only what is misspelt says which one is meant.
+    argv = producer.arguments("push", "--all")
+    at = argv.index("--key")
+    code = cli.main([*argv[:at], *argv[at + 2 :], *(part.format(**places) for part in extra)])
+    err = capsys.readouterr().err
+    assert code == 2 and word in err, err
+    assert not producer.root.exists()
+
+
+@pytest.mark.parametrize(
+    "line", ['kye = "k.pem"', 'key = ""', "key = 5", "sign = false", "accept-unsigned = true"]
+)
+def test_x06_a_misspelt_key_in_a_file_is_an_error_before_any_upload(producer, capsys, line):
+    Path("torchrelay.toml").write_text(line + "\n")
+    assert cli.main(producer.arguments("push", "--all")) == 2
+    assert "torchrelay.toml" in capsys.readouterr().err
+    assert not producer.root.exists()
+
+
+@pytest.mark.parametrize("query", ["?key=x", "?sign=off", "?kye=x", "#key"])
+def test_x06_a_parameter_of_the_url_is_an_error_before_any_upload(producer, capsys, query):
+    url = f"file://{producer.store}{query}"
+    argv = producer.arguments("push", "--all")
+    argv[argv.index(producer.store)] = url
+    assert cli.main(argv) == 2
+    assert "query" in capsys.readouterr().err
+    assert not [path for path in producer.root.parent.iterdir() if path.name.startswith("store")]
+
+
+def test_x06_a_pull_without_trusted_keys_refuses_everything(world, tmp_path):
+    producer, store = world.copy(tmp_path / "w")
+    consumer = Machine.make(tmp_path / "consumer", store, trusting=producer)
+    consumer.policy.write_text("format = 1\n")
+    report = consumer.pull()
+    assert report.exit_code == 3 and report.installed == 0 and consumer.installed() == {}
+    assert {problem.reason for problem in report.refused} == {"unknown-key"}
+    assert {problem.key_id for problem in report.refused} == {producer.signer.public_key.key_id}
+
+
+def test_x06_the_default_of_a_new_user_trusts_nobody_else(world, tmp_path):
+    _, store = world.copy(tmp_path / "w")
+    relay = Relay(
+        store,
+        workload=WORKLOAD,
+        cache_dir=tmp_path / "cache",
+        state_dir=tmp_path / "state",
+        in_process=False,
+        strict=True,
+    )
+    report = relay.pull(pull_options(environment=ENVIRONMENT))
+    assert report.exit_code == 3 and report.installed == 0
+    assert contents(tmp_path / "cache") == {}
+
+
+# -- used as a library ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("trouble", ["no-store", "store-is-a-file", "bad-policy", "bad-key"])
+def test_trouble_is_one_warning_and_never_an_exception(producer, trouble):
+    if trouble == "store-is-a-file":
+        producer.root.write_bytes(b"")
+    elif trouble == "bad-policy":
+        producer.policy.write_text("nonsense")
+    elif trouble == "bad-key":
+        producer.key.write_text("nonsense")
+    relay = producer.relay(strict=False)
+    if trouble == "bad-key":
+        with pytest.warns(TorchrelayWarning, match=re.escape(str(producer.key))) as seen:
+            for _ in range(3):
+                assert relay.push().warnings
+    else:
+        with pytest.warns(TorchrelayWarning) as seen:
+            for _ in range(3):
+                assert relay.pull(pull_options(environment=ENVIRONMENT)).warnings
+    assert len(seen) == 1
+    assert not producer.root.is_dir()
+
+
+def test_an_error_of_the_cache_directory_is_one_of_installing(consumer):
+    """A full or read-only cache directory is no fault of the store's."""
+    from cache_samples import write
+
+    write(consumer.cache / "fxgraph", b"a file where a folder must be")
+    error = failed(consumer.pull, InstallError, "fxgraph")
+    assert exit_code(error) == 1
+    assert not isinstance(error, DeniedError)
+
+
+def test_world_is_untouched(world: World):
+    """The store that all tests copy from."""
+    assert world.producer.verify().exit_code == 0
