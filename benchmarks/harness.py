@@ -27,6 +27,9 @@ SOURCES = (ROOT / "src", ROOT / "backends", TESTS)
 for _source in SOURCES:
     if str(_source) not in sys.path:
         sys.path.append(str(_source))
+WORKLOAD = "bench/model"
+"""What the models are published under."""
+
 KIB = 1024
 MIB = 1024 * KIB
 

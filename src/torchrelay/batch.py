@@ -18,6 +18,7 @@ from torchrelay.digest import Digest, digest_of, is_digest
 from torchrelay.errors import DamagedError, FormatError, UsageError
 from torchrelay.statement import (
     FORMAT,
+    MAX_INTEGER,
     Identity,
     Record,
     Wire,
@@ -440,7 +441,8 @@ def _check_requires(requires: Requires, name: str) -> None:
     """Names and values as any version may write them; what an unknown facet means is not judged."""
     if not all(map(_FACET.fullmatch, requires)):
         raise FormatError(f"{name} has a facet whose name is not allowed", subject=name)
-    check_integers((value for value in requires.values() if isinstance(value, int)), name=name)
+    numbers = (value for value in requires.values() if isinstance(value, int))
+    check_integers(numbers, name=name, least=-MAX_INTEGER)
 
 
 def _check_place(workload: str, environment: str, name: str) -> None:

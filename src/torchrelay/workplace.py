@@ -20,13 +20,16 @@ from torchrelay.caches import settings
 from torchrelay.caches.base import Roots
 from torchrelay.caches.files import check_private, prepare_root
 from torchrelay.caches.index import Index
+from torchrelay.caches.kernelname import Naming, Prefixes
 from torchrelay.caches.ledger import Ledger
 from torchrelay.caches.local import LocalView, scan_local
 from torchrelay.caches.machine import this_environment, this_hints
 from torchrelay.caches.mega import TYPES as MEGA_TYPES
+from torchrelay.caches.prefixes import note_prefixes, read_prefixes, this_prefixes
 from torchrelay.caches.registry import kinds_for
 from torchrelay.caches.stamp import Stamp, read_stamp, require_same, write_stamp
 from torchrelay.config import default_cache_dir
+from torchrelay.digest import digest_of
 from torchrelay.environment import Environment, requires_of
 from torchrelay.errors import KeyFileError, StampError, TrustError, UsageError
 from torchrelay.options import Progress, PullOptions, PushOptions
@@ -99,11 +102,14 @@ class Workplace:
             environment = options.environment or self._follow(session, view)
             prepare_root(roots.inductor)
             stamp = write_stamp(roots.inductor, Stamp(environment, time.time_ns()))
+            roots = _with_prefixes(roots, options)
             ledger = Ledger.open(roots.inductor)
             with _scanned(roots, stamp) as local:
-                plan = make_plan(view.union.live.values(), local, environment, ledger, roots.trees)
+                live = view.union.live.values()
+                known = roots.prefixes is not None
+                plan = make_plan(live, local, environment, ledger, roots.trees, has_prefixes=known)
                 deadline = None if options.deadline is None else started + options.deadline
-                sink = CacheDirectories(roots, ledger, local.index, view.union.live.values())
+                sink = CacheDirectories(roots, ledger, local.index, live)
                 fetch = Fetch(session, sink, packed=view.packed, deadline=deadline)
                 fetched = fetch.run(plan.install, plan.needers, local_names(local))
             seconds = time.monotonic() - started
@@ -121,7 +127,9 @@ class Workplace:
             environment = stamp.environment if stamp else this_environment()
             with _scanned(roots, stamp) as local:
                 ledger = Ledger.open(roots.inductor)
-                plan = make_plan(view.union.live.values(), local, environment, ledger, roots.trees)
+                live = view.union.live.values()
+                known = bool(_all_prefixes(roots.inductor))
+                plan = make_plan(live, local, environment, ledger, roots.trees, has_prefixes=known)
                 return StatusReport(
                     store=session.backend.describe(),
                     workload=self.workload,
@@ -177,8 +185,10 @@ class Workplace:
     def explain(self, name: str | None, environment: Environment | None) -> ExplainReport:
         """See :meth:`torchrelay.relay.Relay.explain`."""
         with self._session(self._reading_policy()) as session:
-            here = environment or self._stamped_environment() or this_environment()
-            return look.explain_entries(session, name, here, () if environment else _this_hints())
+            if environment is not None:
+                return look.explain_entries(session, name, environment, ())
+            here, hints = self._this_or_stamped()
+            return look.explain_entries(session, name, here, hints)
 
     def verify(self, *, local: bool) -> VerifyReport:
         """See :meth:`torchrelay.relay.Relay.verify`."""
@@ -270,7 +280,8 @@ class Workplace:
     def _reading_policy(self) -> Policy:
         if self.policy is not None:
             return trust.load_policy(self.policy)
-        return trust.first_use(config_directory(os.environ), passphrase_from(os.environ)).policy
+        # Reading makes no key: a replica has only public ones, and perhaps a read-only home.
+        return trust.load_policy(config_directory(os.environ) / trust.POLICY_NAME, missing_ok=True)
 
     def _roots(self) -> Roots:
         inductor = self.cache_dir or _named("TORCHINDUCTOR_CACHE_DIR") or default_cache_dir(os.environ)
@@ -282,6 +293,23 @@ class Workplace:
         stamp = read_stamp(roots.inductor) if roots.inductor.is_dir() else None
         return stamp.environment if stamp else None
 
+    def _this_or_stamped(self) -> tuple[Environment, list[str]]:
+        """What a pull would pull for, and hints; where torch is not installed, what the stamp says."""
+        stamped = self._stamped_environment()
+        try:
+            here = this_environment()
+        except UsageError:
+            if stamped is None:
+                raise
+            return stamped, ["torch is not installed here: this is what the directory's stamp says"]
+        differing = sorted(
+            name
+            for name in here.facets.keys() | (stamped or here).facets.keys()
+            if here.facets.get(name) != (stamped or here).facets.get(name)
+        )
+        told = [f"the directory is stamped with other facets than this process: {', '.join(differing)}"]
+        return here, (told if differing else []) + _this_hints()
+
     def _stamp_for_push(self, roots: Roots, options: PushOptions) -> Stamp:
         """The directory's stamp; one that has none is stamped only if somebody vouches for it.
 
@@ -292,6 +320,7 @@ class Workplace:
         if self.in_process and "torch" in sys.modules:
             # This process compiled into the directory itself, since it began.
             here = this_environment()
+            note_prefixes(roots.inductor, this_prefixes())
             if stamp is None:
                 return write_stamp(roots.inductor, Stamp(here, _process_start_ns()))
             require_same(roots.inductor, stamp, here)
@@ -303,6 +332,7 @@ class Workplace:
                 remedy="If this machine compiled them, push with --assume-environment this.",
                 subject=str(roots.inductor),
             )
+        note_prefixes(roots.inductor, this_prefixes())
         return write_stamp(roots.inductor, Stamp(this_environment(), 0))
 
     # -- the store -------------------------------------------------------------------------------
@@ -369,11 +399,37 @@ def _process_start_ns() -> int:
 def _scanned(roots: Roots, stamp: Stamp | None) -> Iterator[LocalView]:
     """What lies in the cache directories; what was learned is kept in the index afterwards."""
     version = str(stamp.environment.facets.get("torch", "")).partition(" ")[0] if stamp else None
-    index = Index.load(roots.inductor, reading=version or "")
+    naming = _naming(roots.inductor, stamp)
+    reading = f"{version or ''} {digest_of(repr(naming).encode())[:16]}"
+    index = Index.load(roots.inductor, reading=reading)
     try:
-        yield scan_local(roots, index=index, kinds=kinds_for(version))
+        yield scan_local(roots, index=index, kinds=kinds_for(version, naming))
     finally:
         index.save()
+
+
+def _with_prefixes(roots: Roots, options: PullOptions) -> Roots:
+    """``roots`` with the places of Python and torch for the processes that are pulled for.
+
+    Those of this interpreter; for another machine those that one of its processes noted, if any did.
+    """
+    here = this_prefixes()
+    if options.environment is None:
+        note_prefixes(roots.inductor, here)
+        return replace(roots, prefixes=here)
+    return replace(roots, prefixes=read_prefixes(roots.inductor) or here)
+
+
+def _all_prefixes(root: Path) -> tuple[Prefixes, ...]:
+    """The places that kernels in ``root`` may have been named for."""
+    known = (read_prefixes(root) if root.is_dir() else None, this_prefixes())
+    return tuple(dict.fromkeys(prefixes for prefixes in known if prefixes is not None))
+
+
+def _naming(root: Path, stamp: Stamp | None) -> Naming:
+    settings_ = stamp.environment.settings if stamp else {}
+    compiler, march = settings_.get("cpp_compiler", "g++"), settings_.get("cpp_march", "native")
+    return Naming(_all_prefixes(root), compiler, march)
 
 
 def _scope(stamp: Stamp, options: PushOptions) -> Scope:

@@ -7,11 +7,15 @@ Entries are synthetic, some of every kind; the environment is a document written
 from __future__ import annotations
 
 import base64
+import codecs
 import hashlib
 import json
 import os
 import shutil
 import sys
+import traceback
+import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -136,6 +140,12 @@ class Machine:
             shutil.copyfile(trusting.policy, policy)
         return cls(base, str(store), own, policy)
 
+    @classmethod
+    def of(cls, places: list[str]) -> Machine:
+        """The machine with this base, store, key and policy; for child processes."""
+        base, store, key, policy = places
+        return cls(Path(base), store, Path(key), Path(policy))
+
     @property
     def cache(self) -> Path:
         return self.base / "cache"
@@ -215,6 +225,40 @@ def environ() -> dict[str, str]:
     """Variables for a child process of Python that finds torchrelay and the tests' helpers."""
     paths = [SOURCES, str(TESTS), str(Path(__file__).parent)]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+
+
+def warm_up() -> None:
+    """Import what a push or pull needs: another user may not read this Python's library."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    from torchrelay import workplace
+    from torchrelay.storage.registry import backend_class
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(backend_class, "file").result()
+    codecs.lookup("utf-8-sig")
+    Ed25519Signer.generate().public_key.verify(b"", b"")
+    assert workplace
+
+
+def fork(work: Callable[[], object]) -> int:
+    """Start ``work`` in a copy of this process; its id. It exits with 0, or with 1 if ``work`` raised."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads, from 3.12 on
+        pid = os.fork()
+    if pid:
+        return pid
+    try:
+        work()
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)
+
+
+def join(*pids: int) -> list[int]:
+    """The exit codes of forked processes; negative for a signal."""
+    return [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
 
 
 def as_user(uid: int, gid: int | None = None, umask: int = 0o022) -> str:

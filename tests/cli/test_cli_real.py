@@ -168,7 +168,7 @@ def test_show_ls_diff_and_status_agree(run, here):
     assert (status["local"], status["live"], status["to_push"], status["to_pull"]) == (KERNELS, KERNELS, 0, 0)
 
 
-def test_verify_local_never_counts_a_changed_file_as_good(run, here):
+def test_verify_local_names_a_file_that_is_no_longer_what_was_signed(run, here):
     push(run)
     pull(run)
     argv = ("verify", "store", *WORKLOAD, "--cache-dir", "fresh", "--local", "--json")
@@ -179,9 +179,11 @@ def test_verify_local_never_counts_a_changed_file_as_good(run, here):
     data[-1] ^= 1
     kernel.chmod(0o600)
     kernel.write_bytes(data)
-    changed = run(*argv).json
-    assert changed["good"] == KERNELS - 1
-    assert changed["unsigned"] + len(changed["damaged"]) == 1
+    changed = run(*argv)
+    assert changed.code == 1
+    assert (changed.json["good"], changed.json["unsigned"]) == (KERNELS - 1, 0)
+    assert len(changed.json["damaged"]) == 1
+    assert "delete the file and pull again" in run(*argv[:-1]).out
     kernel.write_bytes(data[: len(data) // 2])
     cut = run(*argv)
     assert cut.code == 1

@@ -8,11 +8,10 @@ from collections import defaultdict
 from typing import Any
 
 import msgspec
-from format_samples import written
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from union_samples import accepted, key_id, readmission, record, withdrawal
 
+from format_samples import written
 from torchrelay import frame
 from torchrelay.batch import (
     ANY,
@@ -49,6 +48,7 @@ from torchrelay.statement import (
     statement_bytes,
 )
 from torchrelay.store.layout import SegmentName, parse_segment_name
+from union_samples import accepted, key_id, readmission, record, withdrawal
 
 # --- generated objects
 

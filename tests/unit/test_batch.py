@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
+
 from format_samples import (
     CHECKPOINT,
     FIRST,
@@ -27,7 +28,6 @@ from format_samples import (
     segment,
     written,
 )
-
 from torchrelay import frame, limits
 from torchrelay.batch import (
     BATCH_TYPE,

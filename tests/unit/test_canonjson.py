@@ -128,7 +128,7 @@ def test_nesting_of_what_is_written_is_bounded() -> None:
 
 
 def test_the_order_of_names_is_that_of_their_bytes() -> None:
-    table = {name: 1 for name in ("b", "B", "a.", "a-", "a", "_", "~", "10", "9", "aa")}
+    table = dict.fromkeys(("b", "B", "a.", "a-", "a", "_", "~", "10", "9", "aa"), 1)
     order = re.findall(rb'"([^"]+)":', encode(table))
     assert order == sorted(order) and order[0] == b"10"
 

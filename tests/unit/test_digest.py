@@ -26,7 +26,7 @@ BAD = {
     "prefixed": "0x" + GOOD[2:],
     "labelled": "sha256:" + GOOD,
     "arabic-digits": "٣" * 64,
-    "full-width-digits": "０" * 64,
+    "full-width-digits": "\uff10" * 64,
     "nul": GOOD[:-1] + "\0",
     "path": "../" + GOOD[3:],
     "surrogate": "\ud800" + GOOD[1:],

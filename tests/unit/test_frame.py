@@ -6,6 +6,7 @@ from __future__ import annotations
 import struct
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -204,17 +205,16 @@ except DamagedError as exc:
 
 
 @pytest.mark.parametrize("lies", [False, True])
-def test_a_gigabyte_of_zeros_is_not_inflated(tmp_path: object, lies: bool) -> None:
+def test_a_gigabyte_of_zeros_is_not_inflated(tmp_path: Path, lies: bool) -> None:
     """Neither where the frame states its size, nor where it states what was signed and goes on."""
     # A repeated byte takes four bytes a block (RFC 8878, 3.1.1.2.2).
     repeated = struct.pack("<I", 131072 << 3 | 2)[:3] + b"\0"
     last = struct.pack("<I", 131072 << 3 | 3)[:3] + b"\0"
     stated = MIB if lies else 1 << 30
     bomb = MAGIC + b"\x80\x50" + struct.pack("<I", stated) + repeated * 8191 + last
-    path = f"{tmp_path}/bomb"
-    with open(path, "wb") as file:
-        file.write(bomb)
+    path = tmp_path / "bomb"
+    path.write_bytes(bomb)
     done = subprocess.run(
-        [sys.executable, "-c", BOMB, path, str(MIB)], capture_output=True, text=True, check=True
+        [sys.executable, "-c", BOMB, str(path), str(MIB)], capture_output=True, text=True, check=True
     )
     assert int(done.stdout) < 16 * 1024, "KiB"

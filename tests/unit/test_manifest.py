@@ -8,12 +8,12 @@ import time
 from collections.abc import Sequence
 
 import pytest
-from union_samples import accepted, key_id, readmission, record, withdrawal
 
 from torchrelay.batch import ANY, Withdrawal
 from torchrelay.digest import Digest, digest_of
 from torchrelay.manifest import Accepted, Live, Union, superseded, union
 from torchrelay.statement import Record, Stored, statement_bytes
+from union_samples import accepted, key_id, readmission, record, withdrawal
 
 RECORD = record()
 OTHER = record(b"other")

@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from format_samples import RECORD, REMOVED, changed, members, written
 
+from format_samples import RECORD, REMOVED, changed, members, written
 from torchrelay import limits
 from torchrelay.digest import digest_of
 from torchrelay.errors import FormatError, UsageError

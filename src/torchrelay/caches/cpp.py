@@ -73,13 +73,14 @@ class CppKind(CacheKind):
     """C++ kernels and probes; one entry a name.
 
     Args:
-        naming: How kernels in the directory may have been named.
+        naming: How kernels in the directory may have been named; None: only those that a pull
+            installed are recognised.
     """
 
     name: ClassVar[str] = "cpp"
 
-    def __init__(self, naming: Naming = Naming()) -> None:  # noqa: B008 - it is immutable
-        self._naming = naming
+    def __init__(self, naming: Naming | None = None) -> None:
+        self._naming = naming or Naming()
 
     def scan(self, roots: Roots) -> Iterator[Found | Skipped]:
         """The kernels in the two-letter folders."""

@@ -108,8 +108,7 @@ def meta_of(entry: Entry, *, digest: Digest | None = None) -> Meta:
 def fingerprint(found: Found) -> str:
     """A name for all that is known of ``found`` without reading it; any change gives another."""
     files = sorted((f.name, f.size, f.mtime_ns, f.ctime_ns, f.inode) for f in found.files)
-    # Not the key: it follows from the names, and an installed entry's may be another machine's.
-    text = repr((found.kind, str(found.root), found.place, files))
+    text = repr((found.kind, found.key, str(found.root), found.place, files))
     return hashlib.blake2b(text.encode(errors="surrogateescape"), digest_size=16).hexdigest()
 
 
@@ -181,7 +180,8 @@ class Index:
         files = tuple(file for file in seen if file is not None and not isinstance(file, Skipped))
         meta = installed.meta
         if len(files) == len(installed.names):
-            found = Found(meta.kind, meta.key, installed.root, installed.place, files)
+            key = meta.key if meta.alias is None else meta.alias.key  # as a scan finds it
+            found = Found(meta.kind, key, installed.root, installed.place, files)
             self._used[fingerprint(found)] = _remembered(installed.place, (meta,), ())
             self._changed = True
 

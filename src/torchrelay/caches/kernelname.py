@@ -189,7 +189,7 @@ def _commands(compiler: str, march: str) -> Iterator[str]:
         include = [_INCLUDE, f"-I{_TORCH}/include", f"-I{_TORCH}/include/torch/csrc/api/include"]
         extra = ["", isa.flags] if isa.flags else [""]
         parts = (compiler, "i", _each(f"-D {name}" for name in defined), _each(flags), _each(include))
-        libraries = "-ltorch -ltorch_cpu -ltorch_python -lgomp ".split()
+        libraries = ["-ltorch", "-ltorch_cpu", "-ltorch_python", "-lgomp"]
         linked = (_each(extra), "-o o.so", "", _each(libraries), f"-L{_LIBRARIES} -L{_TORCH}/lib ")
         yield " ".join((*parts, *linked))
 

@@ -41,9 +41,14 @@ _EXCLUDED = {
     "growing": "Push again when the compile is done.",
     "locked": "Push again when the compile is done.",
 }
+_FOUND_DAMAGED = (
+    "In a store, the next push from a machine that has the entry heals it; in a cache directory, delete "
+    "the file and pull again."
+)
 _TABLES = {
     "refused": (_TRUST, "Run `torchrelay trust list`; add the signer's key if you trust it."),
     "damaged": (_DAMAGED, _DAMAGED["damaged"]),
+    "found damaged": ({}, _FOUND_DAMAGED),
     "missing": (_MISSING, _MISSING["absent"]),
     "failed": (_FAILED, _FAILED["upload"]),
     "excluded": (_EXCLUDED, ""),

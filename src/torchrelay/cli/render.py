@@ -93,7 +93,9 @@ def pull(report: PullReport) -> Lines:
         *_warnings(report.warnings),
         *([Line(_NOTHING, "warn")] if _found_nothing(report) else []),
         *_names("divergent", report.divergent, "Signers disagree on these: compare with `torchrelay show`."),
-        *_three(report),
+        *_problems("refused", report.refused),
+        *_problems("damaged", report.damaged),
+        *_problems("missing", report.missing),
     ]
 
 
@@ -184,7 +186,12 @@ def verify(report: VerifyReport) -> Lines:
             f"{report.unsigned}  (compiled here, or signed by nobody trusted)" if report.unsigned else "",
         ),
     ]
-    return [*pairs(rows), *_three(report)]
+    return [
+        *pairs(rows),
+        *_problems("refused", report.refused),
+        *_problems("damaged", report.damaged, advice="found damaged"),
+        *_problems("missing", report.missing),
+    ]
 
 
 def explain(report: ExplainReport) -> Lines:
@@ -263,21 +270,13 @@ def _names(title: str, names: Sequence[str], remedy: str = "") -> Lines:
     ]
 
 
-def _three(report: PullReport | VerifyReport) -> Lines:
-    return [
-        *_problems("refused", report.refused),
-        *_problems("damaged", report.damaged),
-        *_problems("missing", report.missing),
-    ]
-
-
-def _problems(section: str, problems: Sequence[Problem], style: str = "bad") -> Lines:
+def _problems(section: str, problems: Sequence[Problem], *, style: str = "bad", advice: str = "") -> Lines:
     if not problems:
         return []
     return [
         Line(f"{section} ({len(problems)})", style),
         *bounded([_problem(problem) for problem in problems]),
-        *(Line(f"  {remedy}", "dim") for remedy in remedies(section, problems)),
+        *(Line(f"  {remedy}", "dim") for remedy in remedies(advice or section, problems)),
     ]
 
 

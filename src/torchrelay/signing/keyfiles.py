@@ -42,7 +42,7 @@ def config_directory(environ: Mapping[str, str]) -> Path:
     if not Path(home).is_absolute():
         raise KeyFileError(
             "neither XDG_CONFIG_HOME nor HOME is set to a directory, so there is no place for a key",
-            remedy="Set one of them, or name key and policy with --key and --trust-policy.",
+            remedy="Set one of them, or name key and policy with --key and --policy.",
         )
     return Path(home) / ".config" / "torchrelay"
 

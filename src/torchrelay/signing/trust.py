@@ -162,10 +162,12 @@ def revoke_key(path: Path, key_id: str) -> Policy:
 
 
 def first_use(config_dir: Path, passphrase: Passphrase | None = None) -> FirstUse:
-    """This user's key pair and policy; each that is missing is made, none that exists is changed.
+    """This user's key pair and policy; each that is missing is made.
 
-    The key is made with mode 0600 and trusted as writer and maintainer of every workload. Processes
-    that come at once agree on one key; one that was killed in between is carried on.
+    The key is made with mode 0600 and trusted as writer and maintainer of every workload, also by a
+    policy that is there already (``trust add`` may have come first). A policy is never changed for a
+    key that was there before. Processes that come at once agree on one key; one that was killed in
+    between is carried on.
 
     Raises:
         KeyFileError: A file is there and cannot be used, or none can be made.
@@ -176,11 +178,13 @@ def first_use(config_dir: Path, passphrase: Passphrase | None = None) -> FirstUs
     if not key_path.is_symlink() and not key_path.exists():
         made_key = _made(key_path)
     signer = load_private_key(key_path, passphrase)
+    own = TrustedKey(signer.public_key, "own key", (WRITER, MAINTAINER))
     made_policy = False
     if not policy_path.is_symlink() and not policy_path.exists():
-        own = TrustedKey(signer.public_key, "own key", (WRITER, MAINTAINER))
         make_private_directory(config_dir)
         made_policy = create_file(policy_path, dump_policy(Policy((own,))).encode(), mode=_MODE)
+    elif made_key:
+        update_policy(policy_path, lambda policy: policy.with_key(own))
     return FirstUse(signer, load_policy(policy_path), made_key, made_policy)
 
 

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from torchrelay.caches.autotune import SEARCHED, AutotuneKind
 from torchrelay.caches.cpp import COMMAND, CppKind
 from torchrelay.caches.ledger import Ledger
 from torchrelay.caches.local import LocalEntry, LocalView
@@ -34,11 +35,12 @@ class Plan:
     Attributes:
         install: Entries to fetch that need no other.
         needers: Entries to fetch after those, each only with all that it needs.
-        present: Here already, with the same bytes.
+        present: Here already, with the same bytes; or something better is, or is about to be.
         kept: Here with bytes of one's own.
         incompatible: Entries that do not fit, by the first facet that differs.
         refused: Entries that break a rule of their kind.
         missing: Entries whose needs are not to be had.
+        unfit: The facet for which each incompatible entry does not fit.
     """
 
     install: list[Live] = field(default_factory=list)
@@ -48,6 +50,7 @@ class Plan:
     incompatible: Counter[str] = field(default_factory=Counter)
     refused: list[Problem] = field(default_factory=list)
     missing: list[Problem] = field(default_factory=list)
+    unfit: dict[Triple, str] = field(default_factory=dict)
 
 
 def make_plan(
@@ -79,6 +82,7 @@ def make_plan(
         elif _is_usable(entry, environment, trees, fits, plan) and _is_wanted(entry, local, ledger, plan):
             (plan.needers if entry.statement.needs else plan.install).append(entry)
     available.update(_triple(entry) for entry in plan.install)
+    _drop_outranked(plan, available)
     _require_needs(plan, available)
     return plan
 
@@ -126,6 +130,7 @@ def _is_usable(
     facet = fits[statement.requires]
     if facet is not None:
         plan.incompatible[facet] += 1
+        plan.unfit[_triple(entry)] = facet
     return facet is None
 
 
@@ -142,12 +147,33 @@ def _is_wanted(entry: Live, local: LocalView, ledger: Ledger, plan: Plan) -> boo
     return True
 
 
+def _drop_outranked(plan: Plan, available: set[Triple]) -> None:
+    """A tuning result that was searched for stands in place of one chosen from a list."""
+    better = {key for kind, key, variant in available if (kind, variant) == (AutotuneKind.name, SEARCHED)}
+    outranked = [
+        entry
+        for entry in plan.install
+        if (entry.statement.kind, entry.statement.variant) == (AutotuneKind.name, "")
+        and entry.statement.key in better
+    ]
+    plan.present += len(outranked)
+    if outranked:
+        gone = {id(entry) for entry in outranked}
+        plan.install = [entry for entry in plan.install if id(entry) not in gone]
+
+
 def _require_needs(plan: Plan, available: set[Triple]) -> None:
+    """Leave out entries whose needs are not to be had: they would never be a hit.
+
+    If what one needs is in the store but does not fit this machine, neither does the entry.
+    """
     good: list[Live] = []
     for entry in plan.needers:
         lacking = lacking_need(entry, available)
         if lacking is None:
             good.append(entry)
+        elif facet := plan.unfit.get((lacking.kind, lacking.key, lacking.variant)):
+            plan.incompatible[facet] += 1
         else:
             plan.missing.append(_problem(entry, "needs", f"needs {lacking.kind} {lacking.key}"))
     plan.needers = good

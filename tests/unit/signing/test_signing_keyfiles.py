@@ -357,6 +357,7 @@ def test_public_key_by_text_and_by_file(path: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "mode", "message"),
     [(PEM, 0o600, "private key"), (b"", 0o644, "empty"), (SSH_PUBLIC, 0o666, "others can write")],
+    ids=["private", "empty", "writable"],
 )
 def test_bad_public_key_files(path: Path, data: bytes, mode: int, message: str) -> None:
     put(path, data, mode)

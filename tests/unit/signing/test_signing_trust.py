@@ -224,11 +224,20 @@ def test_first_use_carries_on_where_it_was_killed(tmp_path: Path) -> None:
     assert first.signer.public_key == signer.public_key
 
 
-def test_first_use_never_changes_a_policy_that_is_there(tmp_path: Path) -> None:
+def test_a_key_made_now_is_trusted_by_a_policy_that_trust_add_made_before(tmp_path: Path) -> None:
     config = tmp_path / "torchrelay"
     save_policy(config / "trust.toml", POLICY)
     first = first_use(config)
-    assert (first.made_key, first.made_policy, first.trusted) == (True, False, False)
+    assert (first.made_key, first.made_policy, first.trusted) == (True, False, True)
+    after = load_policy(config / "trust.toml")
+    assert after.without_key(first.signer.public_key.key_id) == POLICY, "everything else stands as it was"
+
+
+def test_a_policy_is_never_changed_for_a_key_that_was_there(tmp_path: Path) -> None:
+    config = tmp_path / "torchrelay"
+    generate_key(config / "key.pem")
+    save_policy(config / "trust.toml", POLICY)
+    assert not first_use(config).trusted
     assert load_policy(config / "trust.toml") == POLICY
 
 

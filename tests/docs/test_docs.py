@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The documentation is true: its code runs, its links lead somewhere, its commands exist."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").glob("*.md")])
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\((?!https?:|mailto:)([^)#\s]+)(#[^)]*)?\)")
+
+
+def blocks(page: Path, *languages: str) -> Iterator[str]:
+    for language, text in BLOCK.findall(page.read_text(encoding="utf-8")):
+        if language in languages:
+            yield text
+
+
+def name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_links_lead_somewhere(page: Path) -> None:
+    targets = [match[0] for match in LINK.findall(page.read_text(encoding="utf-8"))]
+    assert [t for t in targets if not (page.parent / t).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_code_blocks_are_what_they_say(page: Path) -> None:
+    for text in blocks(page, "python"):
+        ast.parse(text)
+    for text in blocks(page, "toml"):
+        tomllib.loads(text)
+
+
+def commands() -> list[tuple[str, str]]:
+    found = []
+    for page in PAGES:
+        for text in blocks(page, "", "bash", "sh", "console"):
+            for line in text.splitlines():
+                match = re.match(r"(?:\$ )?torchrelay ([a-z-]+)\b", line)
+                if match:
+                    found.append((name(page), match[1]))
+    return sorted(set(found))
+
+
+@pytest.mark.parametrize(("page", "command"), commands())
+def test_commands_exist(page: str, command: str) -> None:
+    from torchrelay.cli.commands import COMMANDS
+
+    assert command in COMMANDS
+
+
+@pytest.mark.torch
+def test_the_tutorial_runs_as_written(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    page = ROOT / "docs/tutorials/two-machines.md"
+    (program,) = blocks(page, "python")
+    (tmp_path / "train.py").write_text(program)
+    steps = list(blocks(page, ""))
+    assert len(steps) == 4, "a step was added or taken away: look at this test"
+    environ = {k: v for k, v in os.environ.items() if not k.startswith(("TORCH", "TRITON", "XDG_"))}
+    environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environ['PATH']}"
+
+    def shell(text: str, home: str) -> str:
+        (tmp_path / home).mkdir(exist_ok=True)
+        done = subprocess.run(
+            ["bash", "-e", "-c", text],
+            cwd=tmp_path,
+            env=environ | {"HOME": str(tmp_path / home)},
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        assert done.returncode == 0, f"{text}\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    first = "export TORCHINDUCTOR_CACHE_DIR=$PWD/cache-one\n"
+    shell(steps[0], "home-one")
+    assert "pushed" in shell(first + steps[1], "home-one")
+    assert "inductor" in shell(first + steps[2], "home-one")
+    listed = json.loads(shell("torchrelay trust list --json", "home-one"))
+    key = listed["keys"][0]["public_key"]
+    shell(steps[3].replace("ed25519:…", key), "home-two")
+    before = {p.relative_to(tmp_path / "cache-one") for p in (tmp_path / "cache-one").rglob("*.so")}
+    after = {p.relative_to(tmp_path / "cache-two") for p in (tmp_path / "cache-two").rglob("*.so")}
+    assert after == before
+
+
+def test_the_python_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (text,) = blocks(ROOT / "README.md", "python")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    (tmp_path / "home").mkdir()
+    ran = []
+    program = text.replace("/srv/relay", str(tmp_path / "no-such-store"))
+    from torchrelay import TorchrelayWarning
+
+    with pytest.warns(TorchrelayWarning, match="does not exist"):
+        exec(compile(program, "README.md", "exec"), {"train": lambda: ran.append(True)})
+    assert ran == [True], "trouble with the store must not keep the job from running"
