@@ -16,7 +16,7 @@ import os
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,10 +46,12 @@ class Place:
 
         own = self.root / "config" / name
         own.parent.mkdir(mode=0o700, exist_ok=True)
-        policy = trust.first_use(own).policy
-        for other in own.parent.iterdir():
-            policy = trust.update_policy(other / "trust.toml", _adding(policy.keys))
-            trust.update_policy(own / "trust.toml", _adding(policy.keys))
+        trust.first_use(own)
+        policies = [folder / "trust.toml" for folder in own.parent.iterdir()]
+        keys = [key for path in policies for key in trust.load_policy(path).keys]
+        for path in policies:
+            for key in keys:
+                trust.update_policy(path, partial(_with_key, key=key))
         return own
 
     def compile(self, name: str, model: str, *options: str | Path, seed: str = "1") -> dict[str, Any]:
@@ -73,14 +75,8 @@ class Place:
         return found
 
 
-def _adding(keys: Any) -> Callable[[Any], Any]:
-    from dataclasses import replace
-
-    def change(policy: Any) -> Any:
-        known = {key.public_key.key_id for key in policy.keys}
-        return replace(policy, keys=(*policy.keys, *(k for k in keys if k.public_key.key_id not in known)))
-
-    return change
+def _with_key(policy: Any, key: Any) -> Any:
+    return policy.with_key(key)
 
 
 # -- an idle push or pull, watched -------------------------------------------------------------------

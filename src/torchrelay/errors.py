@@ -97,6 +97,12 @@ class PermanentError(StorageError):
     """The request failed and will fail again unless something changes: full disk, bad name."""
 
 
+class InTheWayError(PermanentError):
+    """A local file keeps one entry from being installed, and no other one."""
+
+    default_remedy = "Move the file away, then pull again."
+
+
 class TooLargeError(StorageError):
     """The object is longer than the reader allows; it was not read. To the store it is damaged."""
 

@@ -19,7 +19,7 @@ class PushOptions:
     """What a push considers and may do; see the flags of ``torchrelay push``.
 
     Attributes:
-        all: Consider every entry, not only those made or hit since the directory was stamped.
+        all: Consider every entry, also those older than the directory's stamp: you vouch for them.
         since: Consider entries made since this moment, in seconds since 1970.
         own: Push one's own bytes beside what the store holds for an identity.
         replace: As `own`, and withdraw what the store holds.

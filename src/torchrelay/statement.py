@@ -317,7 +317,10 @@ def _check_files(statement: Statement, name: str) -> None:
     check_integers((statement.size, *(file.size for file in statement.files)), name=name)
     if statement.size > limits.MAX_ENTRY_BYTES:
         raise FormatError(f"{name} claims an entry of {statement.size} bytes", subject=name)
-    names = {check_file_name(file.name) for file in statement.files}
+    try:
+        names = {check_file_name(file.name) for file in statement.files}
+    except FormatError as exc:
+        raise FormatError(f"{name}: {exc.message}", subject=name) from exc
     if len(names) != len(statement.files):
         raise FormatError(f"{name} names a file twice", subject=name)
     if any(folder in names for file in names for folder in _folders(file)):

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
 
+from msgspec.structs import replace as replace_fields
+
 from torchrelay.batch import encode_requires
 from torchrelay.caches import settings
 from torchrelay.caches.base import Roots
@@ -37,6 +39,7 @@ from torchrelay.reports import (
     DiffReport,
     ExplainReport,
     ListReport,
+    Problem,
     PullReport,
     PushReport,
     StatusReport,
@@ -78,7 +81,9 @@ class Workplace:
         """See :meth:`torchrelay.relay.Relay.push`."""
         signer, policy = self._signer_and_policy()
         roots = self._roots()
-        check_private(roots.inductor)
+        for root in _directories(roots):
+            if root == roots.inductor or os.path.lexists(root):
+                check_private(root)
         stamp = self._stamp_for_push(roots, options)
         ledger = Ledger.open(roots.inductor)
         with self._session(policy, create=not options.dry_run) as session, _scanned(roots, stamp) as local:
@@ -99,8 +104,10 @@ class Workplace:
         roots = self._roots()
         with self._session(self._reading_policy()) as session:
             view = load_view(session)
-            environment = options.environment or self._follow(session, view)
-            prepare_root(roots.inductor)
+            lost: list[Problem] = []
+            environment = options.environment or self._follow(session, view, lost)
+            for root in _directories(roots):
+                prepare_root(root)
             stamp = write_stamp(roots.inductor, Stamp(environment, time.time_ns()))
             roots = _with_prefixes(roots, options)
             ledger = Ledger.open(roots.inductor)
@@ -113,7 +120,8 @@ class Workplace:
                 fetch = Fetch(session, sink, packed=view.packed, deadline=deadline)
                 fetched = fetch.run(plan.install, plan.needers, local_names(local))
             seconds = time.monotonic() - started
-            return _pull_report(session, view, plan, fetched, environment=environment, seconds=seconds)
+            report = _pull_report(session, view, plan, fetched, environment=environment, seconds=seconds)
+            return replace_fields(report, damaged=[*report.damaged, *lost]) if lost else report
 
     # -- looking ---------------------------------------------------------------------------------
 
@@ -199,7 +207,7 @@ class Workplace:
             check_private(roots.inductor)
             ledger = Ledger.open(roots.inductor)
             with _scanned(roots, read_stamp(roots.inductor)) as here:
-                return verify_local(session, here, ledger)
+                return verify_local(session, here, ledger, roots.inductor)
 
     # -- Mega-Cache ------------------------------------------------------------------------------
 
@@ -223,7 +231,7 @@ class Workplace:
                 environment=environment,
                 signer=signer,
                 ledger=Ledger(path.parent),
-                scope=replace(_scope(Stamp(environment, 0), options), since_ns=0),
+                scope=replace(_scope(Stamp(environment, 0), options), since_ns=0, stamped_ns=0),
                 provenance=options.provenance,
             )
             return push.run()
@@ -362,15 +370,23 @@ class Workplace:
             base = f"{home}/.local/state"
         return Path(base) / "torchrelay"
 
-    def _follow(self, session: Session, view: View) -> Environment:
-        """This machine's environment, after this process took over the workload's settings (ADR 0005)."""
+    def _follow(self, session: Session, view: View, lost: list[Problem]) -> Environment:
+        """This machine's environment, after this process took over the workload's settings (ADR 0005).
+
+        Documents that cannot be had are added to ``lost``: without them the settings may not agree.
+        """
         if not self.in_process:
             return this_environment()
-        producer = look.nearest_producer(session, view, this_environment())
+        producer = look.nearest_producer(session, view, this_environment(), lost)
         if producer is not None:
             settings.apply_settings(producer.settings)
         settings.skip_needless_headers()
         return this_environment()
+
+
+def _directories(roots: Roots) -> tuple[Path, ...]:
+    """All that is read and installed into: each of them decides what this machine runs."""
+    return (roots.inductor, *((roots.triton,) if roots.triton is not None else ()), *roots.trees.values())
 
 
 def _named(variable: str) -> Path | None:
@@ -433,9 +449,11 @@ def _naming(root: Path, stamp: Stamp | None) -> Naming:
 
 
 def _scope(stamp: Stamp, options: PushOptions) -> Scope:
-    since = stamp.since_ns if options.since is None else int(options.since * 1e9)
+    stamped = 0 if options.all else stamp.since_ns
+    since = stamped if options.since is None else max(stamped, int(options.since * 1e9))
     return Scope(
-        since_ns=0 if options.all else since,
+        since_ns=since,
+        stamped_ns=stamped,
         own=options.own,
         replace=options.replace,
         repair=options.repair,

@@ -13,6 +13,7 @@ import shutil
 import signal
 import stat
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -187,7 +188,7 @@ def test_r02_a_group_file_never_names_a_member_that_is_not_there(producer, tmp_p
         left = set(pids)
         while left:
             seen += read_group(triton / HASH)
-            if moment and time.monotonic() > moment:
+            if moment and time.monotonic() > moment and pids[victim] in left:
                 os.kill(pids[victim], signal.SIGKILL)
                 moment = 0
             for pid in list(left):
@@ -227,6 +228,38 @@ def kill_after(seconds: float, work: Callable[[], object]) -> bool:
     return code != 0
 
 
+STEPS = {"open", "os.rename", "os.mkdir", "os.remove", "os.truncate"}
+
+
+def steps(work: Callable[[], object], place: Path) -> int:
+    """How many files ``work`` opens, makes, renames and removes, until it is done."""
+    done: list[str] = []
+
+    def counted() -> None:
+        sys.addaudithook(lambda event, _: done.append(event) if event in STEPS else None)
+        work()
+        place.write_text(str(len(done)))
+
+    assert join(fork(counted)) == [0]
+    return int(place.read_text())
+
+
+def kill_at(step: int, work: Callable[[], object]) -> None:
+    """Run ``work`` in a process that is killed right before it opens, makes or renames its n-th file."""
+    left = [step]
+
+    def hook(event: str, _: object) -> None:
+        left[0] -= event in STEPS
+        if not left[0]:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def killed() -> None:
+        sys.addaudithook(hook)
+        work()
+
+    assert join(fork(killed)) == [-signal.SIGKILL]
+
+
 def duration(work: Callable[[], object]) -> float:
     started = time.monotonic()
     assert join(fork(work)) == [0]
@@ -234,42 +267,49 @@ def duration(work: Callable[[], object]) -> float:
 
 
 def test_p14_a_push_that_is_killed_leaves_nothing_half_done(producer, tmp_path, real_fsync):
-    whole = duration(producer.at(tmp_path / "first").push)
+    """Of each three the first is killed at a step, the second at some moment, the third is let be."""
+    count = steps(producer.at(tmp_path / "first").push, tmp_path / "steps")
+    whole = duration(producer.at(tmp_path / "second").push)
     chance = random.Random(SEED)
-    kills = 0
-    stores = 0
-    machine = producer.at(tmp_path / "store-0")
-    for number in range(KILLS):
-        kills += kill_after(chance.random() * whole * 1.1, machine.push)
-        store = machine.root
-        if not store.exists():
-            continue
+    rounds = KILLS // 2
+    for number in range(rounds):
+        machine = producer.at(tmp_path / f"store-{number}")
+        reader = replace(machine, base=tmp_path / f"reader-{number}")
+        kill_at(1 + number * (count - 1) // rounds, machine.push)
+        check_store(machine.root, reader)
+        kill_after(chance.random() * whole, machine.push)
+        check_store(machine.root, reader)
+
+        report = machine.push()
+        assert report.exit_code == 0 and report.pushed + report.held == 11
+        assert reader.verify().exit_code == 0
+        consumer = Machine.make(tmp_path / f"consumer-{number}", machine.store, trusting=producer)
+        assert consumer.pull().installed == 11
+
+
+def check_store(store: Path, reader: Machine) -> None:
+    """What lies under a final name is whole, and no record names what is not there."""
+    if store.exists():
         assert is_whole(store)
-        reader = replace(machine, base=tmp_path / "reader")
         found = reader.verify()
         assert (found.damaged, found.missing, found.refused) == ([], [], [])
-        if number % 3 == 2:
-            # The third one is let be: what the others left is found, and all is there.
-            report = machine.push()
-            assert report.exit_code == 0 and report.pushed + report.held == 11
-            assert reader.verify().exit_code == 0
-            consumer = Machine.make(tmp_path / f"consumer-{number}", store, trusting=producer)
-            assert consumer.pull().installed == 11
-            stores += 1
-            machine = producer.at(tmp_path / f"store-{stores}")
-    assert kills > KILLS // 4, "hardly any push was killed in time"
-    assert stores > KILLS // 6
 
 
 def test_p14_a_pull_that_is_killed_leaves_nothing_torn_and_nothing_to_sign(world, tmp_path, real_fsync):
     producer, store = world.copy(tmp_path / "w")
     first = Machine.make(tmp_path / "first", store, trusting=producer)
-    whole = duration(lambda: pull(first))
+    count = steps(lambda: pull(first), tmp_path / "steps")
+    second = Machine.make(tmp_path / "second", store, trusting=producer)
+    whole = duration(lambda: pull(second))
     chance = random.Random(SEED)
-    kills = partial = 0
+    partial = 0
     for number in range(KILLS // 2):
         consumer = Machine.make(tmp_path / f"consumer-{number}", store, trusting=producer)
-        kills += kill_after(chance.random() * whole * 1.1, lambda c=consumer: pull(c))
+        if number % 2:
+            kill_after(chance.random() * whole, lambda c=consumer: pull(c))
+        else:
+            step = 1 + number * (count - 1) // (KILLS // 2)
+            kill_at(step, lambda c=consumer: pull(c))
         installed = consumer.installed()
         assert installed.items() <= world.good.items()
         partial += 0 < len(installed) < len(world.good)
@@ -285,7 +325,7 @@ def test_p14_a_pull_that_is_killed_leaves_nothing_torn_and_nothing_to_sign(world
         assert consumer.pull().exit_code == 0
         assert consumer.installed() == world.good
         assert elsewhere.push(all=True).pushed == 0
-    assert kills > KILLS // 10, "hardly any pull was killed in time"
+    assert partial > 2, "no pull was killed while it installed"
 
 
 def make_key(machine: Machine):

@@ -342,3 +342,22 @@ def test_a_hundred_megabytes_of_zeros_everywhere_are_not_read(world, tmp_path):
     assert done.stdout.split() == ["0", str(blobs), str(blobs + 3)], done.stdout
     assert not (base / "cache" / "fxgraph").exists()
     assert WORKLOAD in spared
+
+
+@pytest.mark.parametrize("damage", ["emptied", "same-size-zeros", "vanished"])
+def test_a_process_that_follows_the_producers_settings_names_a_damaged_environment(
+    world, tmp_path, monkeypatch, damage
+):
+    """Without the document the keys may not agree, so it is worth a word; what fits is installed."""
+    producer, store = world.copy(tmp_path / "w")
+    path = store / "environments" / ENVIRONMENT.digest
+    if damage == "vanished":
+        path.unlink()
+    else:
+        DAMAGES[damage](path, b"")
+    monkeypatch.setattr("torchrelay.workplace.this_environment", lambda: ENVIRONMENT)
+    monkeypatch.setattr("torchrelay.caches.settings.skip_needless_headers", lambda: None)
+    consumer = Machine.make(tmp_path / "consumer", store, trusting=producer)
+    report = consumer.relay(in_process=True).pull()
+    assert (report.exit_code, [p.subject for p in report.damaged]) == (1, [f"environments/{path.name}"])
+    assert consumer.installed() == world.good

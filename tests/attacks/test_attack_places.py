@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from attack_world import (
     ENVIRONMENT,
+    SYSTEM,
     WORKLOAD,
     Machine,
     World,
@@ -29,7 +30,7 @@ from attack_world import (
     write_graph,
 )
 
-from cache_samples import contents
+from cache_samples import contents, write
 from torchrelay import cli
 from torchrelay.cli.failures import exit_code
 from torchrelay.errors import (
@@ -117,7 +118,8 @@ def test_nothing_is_installed_into_a_bad_directory(world, consumer, tmp_path, wh
     }[which]
     relay = consumer.relay(**changes)
     options = {"environment": ENVIRONMENT}
-    failed(lambda: relay.pull(pull_options(**options)), kind if which == "cache" else RelayError, str(bad))
+    word = str(bad.parent if how.startswith("below") else bad)
+    failed(lambda: relay.pull(pull_options(**options)), kind, word)
     left = [path for path in bad.parent.rglob("*") if path != bad]
     assert left == [], left
     assert consumer.installed() == {}
@@ -156,8 +158,11 @@ def test_nothing_is_installed_through_a_link(world, consumer, tmp_path, part):
     link = consumer.cache / part
     link.parent.mkdir(parents=True)
     link.symlink_to(outside)
-    error = failed(consumer.pull, UnsafeDirectoryError, "symbolic link")
-    assert exit_code(error) == 2
+    if part == "cache":  # where a file is merged into what lies there, it is not even looked for
+        report = consumer.pull()
+        assert [problem.reason for problem in report.missing] == ["in-the-way"]
+    else:
+        assert exit_code(failed(consumer.pull, UnsafeDirectoryError, "symbolic link")) == 2
     assert list(outside.iterdir()) == []
     for name, data in contents(consumer.cache).items():
         assert data.replace(str(consumer.cache).encode(), b"<cache>") == world.good[name]
@@ -252,10 +257,10 @@ def test_a_store_that_is_read_only(world, tmp_path):
         path.chmod(0o755 if path.is_dir() else 0o644)
     give(tmp_path, producer)
     before = objects(store)
-    done = child(as_user(OTHER), producer, "print(machine.pull().exit_code)\nmachine.push()")
+    done = child(as_user(OTHER), producer, "print(machine.pull().exit_code)\nmachine.push(all=True)")
     assert done.stdout.split() == ["0"], done.stderr
     assert "DeniedError" in done.stderr and str(store) in done.stderr
-    assert "owner and mode" in done.stderr
+    assert "no permission for" in done.stderr
     assert objects(store) == before
 
 
@@ -428,7 +433,9 @@ def test_x06_a_misspelt_key_is_an_error_before_any_upload(producer, capsys, monk
 )
 def test_x06_a_misspelt_key_in_a_file_is_an_error_before_any_upload(producer, capsys, line):
     Path("torchrelay.toml").write_text(line + "\n")
-    assert cli.main(producer.arguments("push", "--all")) == 2
+    argv = producer.arguments("push", "--all")
+    at = argv.index("--key")
+    assert cli.main([*argv[:at], *argv[at + 2 :]]) == 2
     assert "torchrelay.toml" in capsys.readouterr().err
     assert not producer.root.exists()
 
@@ -491,8 +498,6 @@ def test_trouble_is_one_warning_and_never_an_exception(producer, trouble):
 
 def test_an_error_of_the_cache_directory_is_one_of_installing(consumer):
     """A full or read-only cache directory is no fault of the store's."""
-    from cache_samples import write
-
     write(consumer.cache / "fxgraph", b"a file where a folder must be")
     error = failed(consumer.pull, InstallError, "fxgraph")
     assert exit_code(error) == 1
@@ -502,3 +507,14 @@ def test_an_error_of_the_cache_directory_is_one_of_installing(consumer):
 def test_world_is_untouched(world: World):
     """The store that all tests copy from."""
     assert world.producer.verify().exit_code == 0
+
+
+def test_a_local_file_that_cannot_be_merged_into_keeps_only_its_own_entries_out(world, consumer):
+    broken = write(consumer.cache / "cache" / SYSTEM, b'{"torn": ')
+    report = consumer.pull()
+    assert report.exit_code == 1 and report.installed == len(world.entries) - 1
+    assert [(p.reason, str(broken) in p.detail) for p in report.missing] == [("in-the-way", True)]
+    assert broken.read_bytes() == b'{"torn": '
+    assert {n for n in world.good if n not in consumer.installed()} == set()
+    broken.unlink()
+    assert consumer.pull().installed == 1 and consumer.installed() == world.good

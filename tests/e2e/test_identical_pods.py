@@ -15,7 +15,8 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,9 @@ pytest.importorskip("torch")
 MODELS = Path(__file__).with_name("models.py")
 SOURCES = Path(torchrelay.__file__).parents[1]
 PYTHONPATH = os.pathsep.join((str(SOURCES), str(SOURCES.parent / "backends")))
+# By its plain name, since that stands in what `-v` prints, and that is part of the probes' names.
 REFUSING = """#!/bin/sh
-case "$*" in --version|-v|-dumpversion|"-dumpfullversion -dumpversion") exec {compiler} "$@";; esac
+case "$*" in --version|-v) PATH="{path}"; exec g++ "$@";; esac
 echo "$*" >> "{log}"
 exit 1
 """
@@ -48,7 +50,7 @@ class Pod:
 
     @property
     def cache(self) -> Path:
-        return self.root / "cache"
+        return Path(self.variables.get("TORCHINDUCTOR_CACHE_DIR", self.root / "cache"))
 
     @property
     def log(self) -> Path:
@@ -78,6 +80,9 @@ class Pod:
 
     def kernels(self) -> set[str]:
         return {path.name for path in self.cache.glob("*/*.main.so")}
+
+    def probes(self) -> set[str]:
+        return {path.name for path in self.cache.glob("*/c*.so")} - self.kernels()
 
 
 def _renamed(host: str) -> list[str]:
@@ -110,60 +115,69 @@ def _pod(root: Path, venv: str, host: str, **variables: str) -> Pod:
     return Pod(root, _environment(root / venv), {"USER": root.name, **variables}, host)
 
 
-@pytest.fixture
-def pods(tmp_path: Path) -> Iterator[tuple[Pod, Pod]]:
-    yield (
-        _pod(tmp_path / "alice", "venv", "pod-a", PYTHONHASHSEED="1", TZ="UTC"),
-        _pod(tmp_path / "bob", "opt/a_longer/environment", "pod-b", PYTHONHASHSEED="2", TZ="Asia/Tokyo"),
-    )
-    shutil.rmtree(tmp_path)  # pytest would keep it
+@dataclass(frozen=True)
+class Pods:
+    """A pod that has compiled, what it measured, and one that has not; each trusts both keys."""
+
+    producer: Pod
+    consumer: Pod
+    made: Any
+
+
+@pytest.fixture(scope="module")
+def pods(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pods]:
+    root = tmp_path_factory.mktemp("pods")
+    producer = _pod(root / "alice", "venv", "pod-a", PYTHONHASHSEED="1", TZ="UTC")
+    consumer = _pod(root / "bob", "opt/a_longer/environment", "pod-b", PYTHONHASHSEED="2", TZ="Asia/Tokyo")
+    keys = [pod.run("-m", "torchrelay", "keygen", "--json")["public_key"] for pod in (producer, consumer)]
+    for pod, key in zip((consumer, producer), keys, strict=True):
+        pod.run("-m", "torchrelay", "trust", "add", key, "--json")
+    made = producer.compile()
+    assert made["max_error"] < 1e-4
+    assert len(producer.kernels()) >= 2
+    yield Pods(producer, consumer, made)
+    shutil.rmtree(root)  # pytest would keep it, and it is large
+
+
+@contextmanager
+def _out_of_the_way(path: Path) -> Iterator[None]:
+    away = path.rename(path.with_name("away"))
+    try:
+        yield
+    finally:
+        away.rename(path)
 
 
 def _refuse_to_compile(pod: Pod) -> dict[str, str]:
     folder = pod.root / "bin"
     folder.mkdir()
     compiler = folder / "g++"
-    compiler.write_text(REFUSING.format(compiler=shutil.which("g++"), log=pod.log))
+    compiler.write_text(REFUSING.format(path=os.environ["PATH"], log=pod.log))
     compiler.chmod(0o755)
     return {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
 
 
-def _trust(reader: Pod, signer: Pod) -> None:
-    key = signer.run("-m", "torchrelay", "keygen", "--json")["public_key"]
-    reader.run("-m", "torchrelay", "trust", "add", key, "--json")
-
-
 def test_kernels_of_another_install_prefix_are_hit_and_nothing_is_compiled(
-    pods: tuple[Pod, Pod], tmp_path: Path
+    pods: Pods, tmp_path: Path
 ) -> None:
-    producer, consumer = pods
-    store = tmp_path / "store"
-    _trust(consumer, producer)
-    made = producer.compile()
-    assert made["max_error"] < 1e-4
-    assert len(producer.kernels()) >= 2
+    producer, consumer, store = pods.producer, pods.consumer, tmp_path / "store"
     pushed = producer.relay("push", store, "--assume-environment", "this", "--all")
     assert pushed["pushed"] > len(producer.kernels())
-    assert producer.relay("push", store)["pushed"] == 0
-    (tmp_path / "alice" / "venv").rename(tmp_path / "gone")
+    assert producer.relay("push", store, "--all")["pushed"] == 0
+    with _out_of_the_way(producer.root / "venv"):
+        pulled = consumer.relay("pull", store)
+        assert pulled["installed"] == pushed["pushed"]
+        assert pulled["incompatible"] == {}
+        assert len(consumer.kernels()) == len(producer.kernels())
+        assert consumer.kernels().isdisjoint(producer.kernels())
+        assert consumer.probes() == producer.probes() != set()
+        _check_warm(consumer, pods.made)
+    _check_idle(consumer, store, pulled["installed"])
 
-    pulled = consumer.relay("pull", store)
-    assert pulled["installed"] == pushed["pushed"]
-    assert pulled["incompatible"] == {}
-    assert len(consumer.kernels()) == len(producer.kernels())
-    assert consumer.kernels().isdisjoint(producer.kernels())
-    probes = {path.name for path in producer.cache.glob("*/c*.so")} - producer.kernels()
-    assert probes == {path.name for path in consumer.cache.glob("*/c*.so")} - consumer.kernels()
-    again = consumer.relay("pull", store)
-    assert (again["installed"], again["present"]) == (0, pulled["installed"])
-    checked = consumer.run(
-        "-m", "torchrelay", "verify", "--local", store.as_uri(), "-w", "acme/mlp", "--json"
-    )
-    assert (checked["damaged"], checked["unsigned"]) == ([], 0)
 
-    refusing = Pod(
-        consumer.root, consumer.python, consumer.variables | _refuse_to_compile(consumer), consumer.host
-    )
+def _check_warm(consumer: Pod, made: Any) -> None:
+    """All hits, no compiler, the same result."""
+    refusing = replace(consumer, variables=consumer.variables | _refuse_to_compile(consumer))
     warm = refusing.compile("--skip-headers")
     assert not consumer.log.exists(), consumer.log.read_text()
     assert warm["result_sha256"] == made["result_sha256"]
@@ -172,20 +186,24 @@ def test_kernels_of_another_install_prefix_are_hit_and_nothing_is_compiled(
     assert (counters["autograd_cache_hit"], counters["fxgraph_cache_hit"]) == (1, 2)
     assert counters["autograd_cache_miss"] == counters["fxgraph_cache_miss"] == 0
 
-    idle = consumer.relay("push", store)
-    assert (idle["pushed"], idle["uploaded_bytes"], idle["segment"]) == (0, 0, "")
+
+def _check_idle(consumer: Pod, store: Path, entries: int) -> None:
+    """What was renamed is still what was signed, and nobody's own."""
+    again = consumer.relay("pull", store)
+    assert (again["installed"], again["present"], again["kept"]) == (0, entries, 0)
+    checked = consumer.relay("verify", store, "--local")
+    assert (checked["damaged"], checked["unsigned"]) == ([], 0)
+    idle = consumer.relay("push", store, "--all")
+    assert (idle["pushed"], idle["held"], idle["uploaded_bytes"]) == (0, entries, 0)
 
 
-def test_two_prefixes_are_one_identity(pods: tuple[Pod, Pod], tmp_path: Path) -> None:
-    first, second = pods
-    store = tmp_path / "store"
-    _trust(first, second)
-    _trust(second, first)
-    for pod in pods:
-        pod.compile()
+def test_two_prefixes_are_one_identity(pods: Pods, tmp_path: Path) -> None:
+    store, first = tmp_path / "store", pods.producer
+    own = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "own")}
+    second = replace(pods.consumer, variables=pods.consumer.variables | own)
+    second.compile()
     assert first.kernels().isdisjoint(second.kernels())
     first.relay("push", store, "--assume-environment", "this", "--all")
     pushed = second.relay("push", store, "--assume-environment", "this", "--all")
-    assert pushed["plain_bytes"] >= 0
     assert (pushed["blobs"], pushed["failed"], pushed["divergent"]) == (0, [], [])
     assert pushed["covered"] >= len(second.kernels())

@@ -121,6 +121,12 @@ def test_the_hand_made_dictionary_frame_is_one() -> None:
     assert zstd.get_frame_info(BAD["dictionary-id-by-hand"]).dictionary_id == 7
 
 
+@pytest.mark.parametrize("name", ["dictionary", "dictionary-id-by-hand"])
+def test_a_dictionary_is_refused_by_the_header_alone(name: str) -> None:
+    with pytest.raises(DamagedError, match="needs a zstd dictionary"):
+        frame.content_size(BAD[name], name="x")
+
+
 @pytest.mark.parametrize("stored", GOOD.values(), ids=GOOD.keys())
 def test_what_is_read(stored: bytes) -> None:
     assert frame.decompress(stored, size=len(PLAIN), name="x") == PLAIN

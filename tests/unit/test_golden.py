@@ -31,28 +31,32 @@ ROOT = Path(__file__).parent.parent / "corpus" / "golden" / "format-1"
 WORKLOAD = "acme/golden"
 TODAY = date(2026, 6, 15)
 
-OBJECTS = [
-    "blobs/28/28e99addcd278d0de51a13dc55ebd099d922c7e50439ebe077c3e6a13bac406a",
-    "blobs/48/48ca4e60bed5fea19686281b7be98012f60e00640119f72762f9e27abc45e584",
-    "blobs/6f/6fb8543883dafcc2ed0934866b8b3f775231f5b0933add08bf502e9e84944cbd",
-    "blobs/74/74f0a0f92899478ad583dfc01606459597774e487ae11ae7b271211b2caa82fe",
-    "blobs/76/767e3635b58ac0427646d0fcb62ef7d1d790d7f6e7b95b427dea406f129492be.2",
-    "blobs/8c/8c3e0393a950eba04f0c54308e30420a9bb12e0d7cd285494d31bca41e554f52",
-    "blobs/b7/b7380a13b9a7b768bbdfe828f0e488ff2a8e48dbb9a1d1bee8a754b36fd30bc4",
-    "blobs/c9/c97ae69c163ca8e015e8ade66c21f3a617660515be287cd1d868fa1d4e32b035",
-    "blobs/dc/dc39aea24eb6b70ca17be66bed5dae816cda297d5647eaee8612352df96e4abf",
-    "blobs/ef/ef6d102e0bdf6125cd7ce32004986cc662e2d17fd42bc223ef88619f9c27d6e1",
-    "environments/34a6090a6c3046c90f4e703c8899d61d7c5ccee8a8387f8faa33faa266c1d16e",
-    "environments/d3df3bcca6da51f12eb5fdae42b995ac658ddd6763ae098bb7e80c6cd03479bb",
-    "gc/09d82e9dcca13f501b0d856dbc36eaa108f191d13105a36a3eb3ae6437f0d012",
-    "manifests/acme/golden/34a6090a6c3046c90f4e703c8899d61d7c5ccee8a8387f8faa33faa266c1d16e/496ba90c7245fba593b9c0e6ea17adbf77fc6759e9352c32e999319ba1626242",
-    "manifests/acme/golden/d3df3bcca6da51f12eb5fdae42b995ac658ddd6763ae098bb7e80c6cd03479bb/1a246e5c3176dc0f30edf60cb4053575e923f5d17f959a3d5bb51a34cde14fe7",
-    "manifests/acme/golden/d3df3bcca6da51f12eb5fdae42b995ac658ddd6763ae098bb7e80c6cd03479bb/3f5ca447edb9328dddb24bb2c9fbf57a544cb944916c727206161a99101d767d",
-    "manifests/acme/golden/d3df3bcca6da51f12eb5fdae42b995ac658ddd6763ae098bb7e80c6cd03479bb/73f94556be35ab0bbf6d2e6be3549fbbe8ab4c376b54fcb7f02d1567f1eed889",
-    "manifests/acme/golden/d3df3bcca6da51f12eb5fdae42b995ac658ddd6763ae098bb7e80c6cd03479bb/b8214e0c4a751f47458f2e3da4a096c98440b6f405bedec885541923fecc9cc7",
-    "manifests/acme/golden/d3df3bcca6da51f12eb5fdae42b995ac658ddd6763ae098bb7e80c6cd03479bb/c7e1a8f0774caf6ec419a548d95b3d5275a9f57ddd38624ec97066ac9adf95d9",
-    "packs/50d05224aa42776500efc7c6e049fb8881c0bab3d65a0bb09ee08f92a6707dac",
+AVX2 = "manifests/acme/golden/34a6090a6c3046c90f4e703c8899d61d7c5ccee8a8387f8faa33faa266c1d16e"
+AVX512 = "manifests/acme/golden/d3df3bcca6da51f12eb5fdae42b995ac658ddd6763ae098bb7e80c6cd03479bb"
+# Folder and name apart, for the length of the lines.
+_OBJECTS = [
+    ("blobs/28", "28e99addcd278d0de51a13dc55ebd099d922c7e50439ebe077c3e6a13bac406a"),
+    ("blobs/48", "48ca4e60bed5fea19686281b7be98012f60e00640119f72762f9e27abc45e584"),
+    ("blobs/6f", "6fb8543883dafcc2ed0934866b8b3f775231f5b0933add08bf502e9e84944cbd"),
+    ("blobs/74", "74f0a0f92899478ad583dfc01606459597774e487ae11ae7b271211b2caa82fe"),
+    ("blobs/76", "767e3635b58ac0427646d0fcb62ef7d1d790d7f6e7b95b427dea406f129492be.2"),
+    ("blobs/8c", "8c3e0393a950eba04f0c54308e30420a9bb12e0d7cd285494d31bca41e554f52"),
+    ("blobs/b7", "b7380a13b9a7b768bbdfe828f0e488ff2a8e48dbb9a1d1bee8a754b36fd30bc4"),
+    ("blobs/c9", "c97ae69c163ca8e015e8ade66c21f3a617660515be287cd1d868fa1d4e32b035"),
+    ("blobs/dc", "dc39aea24eb6b70ca17be66bed5dae816cda297d5647eaee8612352df96e4abf"),
+    ("blobs/ef", "ef6d102e0bdf6125cd7ce32004986cc662e2d17fd42bc223ef88619f9c27d6e1"),
+    ("environments", "34a6090a6c3046c90f4e703c8899d61d7c5ccee8a8387f8faa33faa266c1d16e"),
+    ("environments", "d3df3bcca6da51f12eb5fdae42b995ac658ddd6763ae098bb7e80c6cd03479bb"),
+    ("gc", "09d82e9dcca13f501b0d856dbc36eaa108f191d13105a36a3eb3ae6437f0d012"),
+    (AVX2, "496ba90c7245fba593b9c0e6ea17adbf77fc6759e9352c32e999319ba1626242"),
+    (AVX512, "1a246e5c3176dc0f30edf60cb4053575e923f5d17f959a3d5bb51a34cde14fe7"),
+    (AVX512, "3f5ca447edb9328dddb24bb2c9fbf57a544cb944916c727206161a99101d767d"),
+    (AVX512, "73f94556be35ab0bbf6d2e6be3549fbbe8ab4c376b54fcb7f02d1567f1eed889"),
+    (AVX512, "b8214e0c4a751f47458f2e3da4a096c98440b6f405bedec885541923fecc9cc7"),
+    (AVX512, "c7e1a8f0774caf6ec419a548d95b3d5275a9f57ddd38624ec97066ac9adf95d9"),
+    ("packs", "50d05224aa42776500efc7c6e049fb8881c0bab3d65a0bb09ee08f92a6707dac"),
 ]
+OBJECTS = [f"{folder}/{name}" for folder, name in _OBJECTS]
 
 PICKLE = "07be2e98b1332f8ede0bd67ca2487034b63c8823915568c20db479a69ae7cae9"
 CPP = "edbc640b26203cf9d855b2e49d1b26da4f9a2ffda8e752a357135eeab97ec5b2"
@@ -116,6 +120,7 @@ CHECKPOINT = Digest("73f94556be35ab0bbf6d2e6be3549fbbe8ab4c376b54fcb7f02d1567f1e
 WITHDRAWING = "ce3295ac"
 PACK = "50d05224aa42776500efc7c6e049fb8881c0bab3d65a0bb09ee08f92a6707dac"
 DOOMED = {
+    "blobs/8c/8c3e0393a950eba04f0c54308e30420a9bb12e0d7cd285494d31bca41e554f52",
     "blobs/2d/2d711642b726b04401627ca9fbac32f5c8530fb1903cc4db02258717921a4881.1",
 }
 
@@ -211,7 +216,7 @@ def test_the_checkpoint_and_its_pack(view: View) -> None:
         (WITHDRAWING, 0, 0),
     ]
     assert [item.digest for item in segment.batches[1].header.withdrawn] == [
-        "ba1b8a86d8c9dfb0c1c75de2ec7e0e1e1a6d3ba3ee0a3f0b6d6b80d1d3d7b0e5",
+        "deb28438f3b0835fc58912527dab961b6304c7458f24d474dc6943a87627c620",
         "*",
     ]
     data = (ROOT / "packs" / PACK).read_bytes()

@@ -157,7 +157,7 @@ def test_what_is_refused_names_its_object(path: str, value: Any) -> None:
     with pytest.raises(FormatError) as caught:
         parsed(path, value)
     assert caught.value.remedy
-    assert "the record" in caught.value.message or "file name" in caught.value.message
+    assert "the record" in caught.value.message and caught.value.subject == "the record"
     assert len(caught.value.message) < 400
 
 

@@ -196,6 +196,7 @@ class CacheKind(ABC):
             names where no file is this entry alone: it was merged into one, or a better one stays.
 
         Raises:
+            InTheWayError: A local file keeps this entry, and no other, from being installed.
             StorageError: The directory cannot be written; whatever was begun is taken back.
             DamagedError: The bytes are verified but cannot be an entry of this kind.
         """

@@ -410,11 +410,13 @@ def _take_back(item: _Placed) -> None:
 def _made_folder(stack: contextlib.ExitStack, root: Path, folder: str) -> int:
     """``root/folder`` as a descriptor, made where missing; closed with ``stack``."""
     descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    above = root
     try:
         for part in folder.split("/") if folder else ():
-            below = _made_component(root, descriptor, part)
+            below = _made_component(above, descriptor, part)
             os.close(descriptor)
             descriptor = below
+            above = above / part
     except BaseException:
         os.close(descriptor)
         raise
@@ -422,26 +424,26 @@ def _made_folder(stack: contextlib.ExitStack, root: Path, folder: str) -> int:
     return descriptor
 
 
-def _made_component(root: Path, parent: int, name: str) -> int:
+def _made_component(above: Path, parent: int, name: str) -> int:
     with contextlib.suppress(FileNotFoundError):
-        return _opened_component(root, parent, name)
+        return _opened_component(above, parent, name)
     with contextlib.suppress(FileExistsError):
         os.mkdir(name, 0o777, dir_fd=parent)
-    return _opened_component(root, parent, name)
+    return _opened_component(above, parent, name)
 
 
-def _opened_component(root: Path, parent: int, name: str) -> int:
+def _opened_component(above: Path, parent: int, name: str) -> int:
     try:
         return os.open(name, _FOLDER_FLAGS, dir_fd=parent)
     except FileNotFoundError:
         raise
     except OSError as exc:
         if not stat.S_ISLNK(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
-            raise
+            raise storage_error(exc, above / name) from exc
         raise UnsafeDirectoryError(
-            f"{name!r} in {root} is a symbolic link; nothing is installed through one",
+            f"{name!r} in {above} is a symbolic link; nothing is installed through one",
             remedy="Replace it by a real directory, or point the cache directory itself elsewhere.",
-            subject=str(root / name),
+            subject=str(above / name),
         ) from exc
 
 

@@ -35,7 +35,7 @@ from torchrelay.caches.pickled import (
 )
 from torchrelay.digest import digest_of
 from torchrelay.environment import REQUIRED_FACETS
-from torchrelay.errors import DamagedError, FormatError, PermanentError, TransientError
+from torchrelay.errors import DamagedError, FormatError, InTheWayError, TransientError
 from torchrelay.signing import VerifiedEntry
 from torchrelay.statement import Statement
 
@@ -255,8 +255,8 @@ def _merged(root: Path, name: str, seen: FileStat | None, groups: Sequence[_Grou
     return jsontext.encode({"system": system, "cache": cache}, sort=False) if any(changed) else None
 
 
-def _in_the_way(root: Path, name: str, what: str) -> PermanentError:
-    return PermanentError(
+def _in_the_way(root: Path, name: str, what: str) -> InTheWayError:
+    return InTheWayError(
         f"{root / name} cannot be merged into: {what}",
         remedy="PyTorch cannot read it either: move the file away, then pull again.",
         subject=name,

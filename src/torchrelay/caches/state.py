@@ -156,8 +156,12 @@ def open_plain(folder: int, root: Path, name: str, flags: int = _READ) -> int | 
 def _make(path: Path) -> None:
     with contextlib.suppress(FileExistsError):
         path.parent.mkdir()
-    with contextlib.suppress(FileExistsError):
-        path.mkdir(0o700)
+    parent = os.open(path.parent, _FOLDER)
+    try:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path.name, 0o700, dir_fd=parent)
+    finally:
+        os.close(parent)
 
 
 def _open(path: Path) -> int:

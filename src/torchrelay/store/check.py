@@ -6,11 +6,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from torchrelay.caches.base import Excluded, Reason
 from torchrelay.caches.index import meta_of
 from torchrelay.caches.ledger import Ledger
 from torchrelay.caches.local import LocalEntry, LocalView
+from torchrelay.caches.wrappers import exchanged_sources, named_sources
 from torchrelay.digest import digest_of
 from torchrelay.errors import DamagedError, NotFoundError, StorageError, TrustError
 from torchrelay.limits import MAX_DOCUMENT_BYTES
@@ -20,6 +22,7 @@ from torchrelay.storage import Get, Got
 from torchrelay.store.doomed import damaged_lists
 from torchrelay.store.layout import environment_name
 from torchrelay.store.plan import is_pulled
+from torchrelay.store.selection import CANONICAL_KINDS
 from torchrelay.store.session import Session
 from torchrelay.store.view import View, load_view
 
@@ -138,11 +141,12 @@ def _all_live(view: View) -> Iterable[Live]:
         yield from live.others
 
 
-def verify_local(session: Session, local: LocalView, ledger: Ledger) -> VerifyReport:
+def verify_local(session: Session, local: LocalView, ledger: Ledger, root: Path) -> VerifyReport:
     """Hold what lies in the cache directories against the signed records.
 
     Every local entry is read again, whatever the index says, and brought into canonical form; so
-    what was installed must have a digest that an accepted record states for its key.
+    what was installed must have a digest that an accepted record states for its key. Sources that
+    PyTorch wrote beside them in ``root`` and would run must be those that the entries name.
 
     Raises:
         StorageError: The store could not be read.
@@ -153,9 +157,11 @@ def verify_local(session: Session, local: LocalView, ledger: Ledger) -> VerifyRe
     for live in _all_live(view):
         signed.setdefault((live.statement.kind, live.statement.key), set()).add(live.statement.digest)
     findings = _Findings(refused=list(view.refused))
+    sources: frozenset[str] = frozenset()
     for done, entry in enumerate(local.items, 1):
-        _check_local(entry, local, ledger, signed, findings)
+        sources |= _check_local(entry, local, ledger, signed, findings)
         session.progress("verify", done, len(local.items))
+    _check_sources(root, sources, findings)
     for skipped in local.skipped:
         if skipped.reason in DAMAGE:
             findings.checked += 1
@@ -171,14 +177,16 @@ def _check_local(
     ledger: Ledger,
     signed: Mapping[tuple[str, str], set[str]],
     findings: _Findings,
-) -> None:
+) -> frozenset[str]:
+    """Hold one entry against the records; the source files that it names."""
     findings.checked += 1
     label = f"{entry.meta.kind} {entry.meta.key}"
     try:
-        forms = LocalEntry(entry.found, meta_of(local.load(entry))).forms
+        loaded = local.load(entry)
     except Excluded as exc:
         findings.damaged.append(Problem(subject=label, reason=exc.reason.value, detail=exc.detail))
-        return
+        return frozenset()
+    forms = LocalEntry(entry.found, meta_of(loaded)).forms
     findings.checked_bytes += entry.size
     if any(form.digest in signed.get((entry.meta.kind, form.key), ()) for form in forms):
         findings.good += 1
@@ -187,6 +195,15 @@ def _check_local(
         findings.damaged.append(Problem(subject=label, reason="damaged", detail=detail))
     else:
         findings.unsigned += 1
+    return named_sources(loaded.plain) if entry.meta.kind in CANONICAL_KINDS else frozenset()
+
+
+def _check_sources(root: Path, names: frozenset[str], findings: _Findings) -> None:
+    """PyTorch runs a wrapper that lies there in place of the one in the entry."""
+    for path in exchanged_sources(root, names):
+        findings.checked += 1
+        detail = "is not the source that an entry names; PyTorch would run it"
+        findings.damaged.append(Problem(subject=path, reason="damaged", detail=detail))
 
 
 def _label(live: Live) -> str:

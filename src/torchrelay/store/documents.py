@@ -7,17 +7,25 @@ from collections.abc import Iterable
 
 from torchrelay.digest import Digest, digest_of
 from torchrelay.environment import Environment, parse_environment
-from torchrelay.errors import DamagedError
+from torchrelay.errors import DamagedError, NotFoundError
 from torchrelay.limits import MAX_DOCUMENT_BYTES
+from torchrelay.reports import Problem
 from torchrelay.storage import Get
 from torchrelay.store.layout import environment_name
 from torchrelay.store.session import Session
 
 
-def read_environments(session: Session, digests: Iterable[Digest]) -> dict[Digest, Environment]:
+def read_environments(
+    session: Session, digests: Iterable[Digest], lost: list[Problem] | None = None
+) -> dict[Digest, Environment]:
     """Those of the documents that are there and intact; one bulk call for what is not remembered.
 
     They explain and advise, they decide nothing, so one that is damaged is left out.
+
+    Args:
+        session: The store.
+        digests: Which documents.
+        lost: Those that are not there or damaged are added to it.
     """
     found: dict[Digest, Environment] = {}
     wanted: list[Get] = []
@@ -29,6 +37,10 @@ def read_environments(session: Session, digests: Iterable[Digest]) -> dict[Diges
         digest = Digest(got.get.name.rpartition("/")[2])
         if got.data is not None and _take(digest, got.data, found):
             session.state.keep_document(digest, got.data)
+        elif lost is not None:
+            detail = got.error.message if got.error else "does not have the digest that names it"
+            reason = "absent" if isinstance(got.error, NotFoundError) else "damaged"
+            lost.append(Problem(subject=got.get.name, reason=reason, detail=detail))
     return found
 
 

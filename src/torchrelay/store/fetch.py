@@ -23,6 +23,7 @@ from torchrelay.digest import Digest
 from torchrelay.errors import (
     DamagedError,
     InstallError,
+    InTheWayError,
     NotFoundError,
     StorageError,
     TooLargeError,
@@ -89,6 +90,7 @@ class Sink(Protocol):
         """Take one entry; whether there was a place for its kind.
 
         Raises:
+            InTheWayError: A local file is in the way of this entry.
             StorageError: There is no room, or no access.
             DamagedError: The bytes cannot be an entry of their kind.
         """
@@ -290,6 +292,10 @@ class Fetch:
             taken = self._sink.take(entry)
         except DamagedError as exc:
             fetched.damaged.append(Problem(subject=label, reason="damaged", detail=exc.message))
+            return
+        except InTheWayError as exc:
+            detail = f"{exc.message}; {exc.remedy}"
+            fetched.missing.append(Problem(subject=label, reason="in-the-way", detail=detail))
             return
         except StorageError as exc:
             raise InstallError(exc.message, remedy=exc.remedy, subject=label) from exc

@@ -20,6 +20,7 @@ from torchrelay.reports import (
     Explanation,
     FacetResult,
     ListReport,
+    Problem,
 )
 from torchrelay.statement import Identity, check_workload
 from torchrelay.store.documents import read_environments
@@ -211,10 +212,19 @@ def _settings(session: Session, view: View, environment: Environment) -> list[tu
     return [(name, there or "", here or "") for name, there, here in diff_settings(producer, environment)]
 
 
-def nearest_producer(session: Session, view: View, environment: Environment) -> Environment | None:
-    """The environment that made most of the entries, among those with this machine's facets if any."""
+def nearest_producer(
+    session: Session, view: View, environment: Environment, lost: list[Problem] | None = None
+) -> Environment | None:
+    """The environment that made most of the entries, among those with this machine's facets if any.
+
+    Args:
+        session: The store.
+        view: What the workload holds.
+        environment: This machine's.
+        lost: Documents that are not there or damaged are added to it.
+    """
     made = Counter(vouched.record.producer for live in view.union.live.values() for vouched in live.vouched)
-    documents = read_environments(session, made)
+    documents = read_environments(session, made, lost)
     ranked = sorted(
         documents.items(),
         key=lambda item: (item[1].facets != environment.facets, -made[item[0]], item[0]),

@@ -77,7 +77,7 @@ def make_plan(
     fits: dict[Digest, str | None] = {}
     available = local_names(local)
     for entry in live:
-        if not has_prefixes and entry.statement.canon == COMMAND:
+        if not has_prefixes and (entry.statement.kind, entry.statement.canon) == (CppKind.name, COMMAND):
             plan.incompatible[UNKNOWN_PREFIX] += 1
         elif _is_usable(entry, environment, trees, fits, plan) and _is_wanted(entry, local, ledger, plan):
             (plan.needers if entry.statement.needs else plan.install).append(entry)

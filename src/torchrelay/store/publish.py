@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -29,10 +29,11 @@ from torchrelay.caches.local import LocalEntry
 from torchrelay.digest import Digest, digest_of
 from torchrelay.environment import Environment, requires_of
 from torchrelay.errors import StorageError, TransientError
+from torchrelay.limits import MAX_RECORD_BYTES, MAX_SEGMENT_BYTES
 from torchrelay.manifest import Live
 from torchrelay.reports import Problem, PushReport
 from torchrelay.signing import Signer, sign_batch
-from torchrelay.statement import FORMAT, MAX_INTEGER, Record, Statement, Stored
+from torchrelay.statement import FORMAT, MAX_INTEGER, Record, Statement, Stored, statement_bytes
 from torchrelay.storage import Get
 from torchrelay.store.doomed import read_doomed
 from torchrelay.store.layout import ENVIRONMENTS, SegmentName, environment_name
@@ -58,6 +59,15 @@ from torchrelay.store.view import View, load_view
 GC_ROUNDS = 5
 """A gc that dooms what was just pushed, so many times in a row, is not one that we can outrun."""
 
+SEGMENT_RECORDS = 20_000
+"""Records that a push puts into one segment. With a withdrawal for each, the header has some 10 MiB."""
+
+SEGMENT_BYTES = MAX_SEGMENT_BYTES // 2
+"""Bytes of records in one segment; the rest is for the header."""
+
+MAX_STATEMENT_BYTES = MAX_RECORD_BYTES // 2
+"""Bytes of a statement; the rest of its record is for masked numbers and provenance."""
+
 SHOWN = frozenset({Reason.SECRET, Reason.UNPARSEABLE, Reason.FOREIGN_OWNER, Reason.BAD_NAME})
 """Reasons that are worth a look, so the files are named and not only counted."""
 
@@ -68,7 +78,7 @@ class Scope:
 
     Attributes:
         since_ns: Moment from which on entries are in scope; 0 for all.
-        touched: Kind and key of older entries that this process hit.
+        stamped_ns: Moment from which on the directory's environment is known; 0 for always.
         own: Push one's own bytes beside what the store holds for an identity.
         replace: As `own`, and withdraw what the store holds.
         repair: Read the held blobs and send damaged ones again.
@@ -78,7 +88,7 @@ class Scope:
     """
 
     since_ns: int = 0
-    touched: frozenset[tuple[str, str]] = frozenset()
+    stamped_ns: int = 0
     own: bool = False
     replace: bool = False
     repair: bool = False
@@ -189,7 +199,7 @@ class Push:
     def _sort(self, view: View, doomed: frozenset[str]) -> None:
         for skipped in self._local.skipped:
             self._tally.leave_out(skipped.path, skipped.reason, skipped.detail)
-        chosen, older = in_scope(self._local.items, self._scope.since_ns, self._scope.touched)
+        chosen, older = in_scope(self._local.items, self._scope.since_ns, self._scope.stamped_ns)
         self._tally.reasons += [Reason.OLDER_THAN_SCOPE] * older
         own = [entry for entry in chosen if not is_pulled(self._ledger, entry)]
         self._tally.held += len(chosen) - len(own)
@@ -234,6 +244,9 @@ class Push:
 
     def _place(self, item: Item, held: Held) -> None:
         tally = self._tally
+        if len(statement_bytes(item.statement)) > MAX_STATEMENT_BYTES:
+            tally.leave_out(item.label, Reason.TOO_LARGE, f"{len(item.statement.files)} files")
+            return
         decided = fate(item, held, self._me, own=self._scope.own, replace=self._scope.replace)
         if is_divergent(item):
             tally.divergent.append(item.label)
@@ -362,8 +375,13 @@ class Push:
         recorded[:] = [(item, stored) for item, stored in recorded if id(item) not in lacking]
 
     def _publish(self, recorded: Sequence[tuple[Item, Stored]], seq: int) -> None:
-        environment = self._environment
+        """One segment, or several if one would be more than readers take."""
         lines = [encode_record(self._record(item, stored, seq)) for item, stored in recorded]
+        for start, end in parts([len(line) for line in lines]):
+            self._publish_segment(recorded[start:end], lines[start:end])
+
+    def _publish_segment(self, recorded: Sequence[tuple[Item, Stored]], lines: Sequence[bytes]) -> None:
+        environment = self._environment
         header, signature = sign_batch(self._signer, self._header(recorded, lines))
         segment = frame.compress(encode_segment(header, signature, lines))
         name = SegmentName(self._session.workload, environment.digest, digest_of(segment))
@@ -447,6 +465,22 @@ class Push:
             dry_run=self._scope.dry_run,
             seconds=seconds,
         )
+
+
+def parts(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Start and end of each run of records that readers take in one segment.
+
+    Args:
+        sizes: Bytes of each record.
+    """
+    start, total = 0, 0
+    for at, size in enumerate(sizes):
+        if at > start and (at - start == SEGMENT_RECORDS or total + size > SEGMENT_BYTES):
+            yield start, at
+            start, total = at, 0
+        total += size
+    if sizes:
+        yield start, len(sizes)
 
 
 def _raise(error: StorageError | None) -> None:

@@ -81,20 +81,24 @@ class Held:
 def in_scope(
     entries: Sequence[LocalEntry],
     since_ns: int,
-    touched: Collection[tuple[str, str]],
+    stamped_ns: int,
 ) -> tuple[list[LocalEntry], int]:
-    """Entries made since, or hit, with what they need; and how many are left out as older.
+    """Entries made since, with what they need; and how many are left out as older.
+
+    What is older than the stamp is left out even if it is needed or was hit: nobody knows where it was
+    made, and a hit proves nothing (PyTorch hits entries of another instruction set).
 
     Args:
         entries: All local entries.
-        since_ns: Moment from which on entries are this run's, by the clock of the file system; 0: all.
-        touched: Kind and key of entries that this process hit.
+        since_ns: Moment from which on entries are wanted, by the clock of the file system; 0: all.
+        stamped_ns: Moment from which on the directory's environment is known; 0: always.
     """
-    chosen = [e for e in entries if _is_recent(e, since_ns) or (e.meta.kind, e.meta.key) in touched]
+    chosen = [e for e in entries if _is_recent(e, since_ns)]
     needed = {(need.kind, need.key, need.variant) for entry in chosen for need in entry.meta.needs}
     picked = {id(entry) for entry in chosen}
     for entry in entries:
-        if id(entry) not in picked and (entry.meta.kind, entry.meta.key, entry.meta.variant) in needed:
+        name = (entry.meta.kind, entry.meta.key, entry.meta.variant)
+        if id(entry) not in picked and name in needed and _is_recent(entry, stamped_ns):
             chosen.append(entry)
     return chosen, len(entries) - len(chosen)
 

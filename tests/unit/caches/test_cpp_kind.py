@@ -22,10 +22,15 @@ from cache_samples import (
     opened,
     write,
 )
-from torchrelay.caches.base import Excluded, Reason, Roots
-from torchrelay.caches.cpp import CppKind
+from torchrelay.caches import kernelname
+from torchrelay.caches.base import Entry, Excluded, Reason, Roots
+from torchrelay.caches.bundle import join, last, split
+from torchrelay.caches.cpp import COMMAND, CppKind
+from torchrelay.caches.kernelname import Naming, Prefixes, Source
+from torchrelay.digest import digest_of
 from torchrelay.environment import REQUIRED_FACETS
-from torchrelay.errors import DamagedError, FormatError
+from torchrelay.errors import DamagedError, FormatError, UsageError
+from torchrelay.signing import VerifiedEntry
 from torchrelay.statement import File
 from torchrelay.testing.entries import make_record
 
@@ -179,3 +184,173 @@ def test_files_of_another_user_are_not_pushed(tmp_path: Path) -> None:
     os.chown(tmp_path / CPP_FOLDER / f"{CPP}.main.so", 12345, -1)
     assert entries_in(KIND, Roots(tmp_path)) == []
     assert Reason.FOREIGN_OWNER in _reasons(tmp_path).values()
+
+
+# --- under any install prefix -----------------------------------------------------------------
+
+HERE = Prefixes(python_include=("/a/include",), python_lib="/a/lib", torch="/a/torch")
+THERE = Prefixes(python_include=("/b/x/include",), python_lib="/b/x/lib", torch="/b/x/torch")
+SOURCE = b"\nint main;\n"
+NAMED = CppKind(Naming((HERE,)))
+
+
+def _command() -> str:
+    return next(text for text, _ in kernelname._candidates(Naming((HERE,))))
+
+
+def _compiled(root: Path, prefixes: Prefixes = HERE, body: bytes = b"code", source: bytes = SOURCE) -> str:
+    """A kernel as PyTorch compiles it where Python and torch lie in ``prefixes``; its name."""
+    key = Source(source).name(prefixes.expand(_command()))
+    write(root / key[1:3] / f"{key}.main.cpp", source)
+    write(root / key[1:3] / f"{key}.main.so", elf(body))
+    return key
+
+
+def test_a_kernel_gets_the_name_that_it_has_under_another_prefix(tmp_path: Path) -> None:
+    made = _compiled(tmp_path / "a")
+    (entry,) = entries_in(NAMED, Roots(tmp_path / "a"))
+    assert entry.key == Source(SOURCE).name(_command()) != made
+    assert entry.canon == COMMAND
+    assert [file.name.removeprefix(entry.key) for file in entry.files] == [
+        ".main.command",
+        ".main.cpp",
+        ".main.so",
+    ]
+    assert b"/a/" not in entry.plain
+    assert made.encode() not in entry.plain
+    verified = opened(entry)
+    KIND.check(verified.statement)
+    there = Roots(tmp_path / "b", prefixes=THERE)
+    place, names = KIND.install(verified, there)
+    expected = _compiled(tmp_path / "c", THERE)
+    assert place == "inductor"
+    assert [last(name) for name in names] == [
+        expected + s for s in (".main.command", ".main.cpp", ".main.so")
+    ]
+    assert contents(tmp_path / "c").items() <= contents(tmp_path / "b").items()
+
+
+@pytest.mark.parametrize("kind", [KIND, NAMED, CppKind(Naming((THERE,)))])
+def test_an_installed_kernel_is_recognised_by_any_process(tmp_path: Path, kind: CppKind) -> None:
+    """Also by one without torch, or with torch elsewhere: the command lies beside it."""
+    _compiled(tmp_path / "a")
+    (entry,) = entries_in(NAMED, Roots(tmp_path / "a"))
+    there = Roots(tmp_path / "b", prefixes=THERE)
+    KIND.install(opened(entry), there)
+    (again,) = entries_in(kind, there)
+    assert (again.key, again.canon, again.plain, again.files) == (
+        entry.key,
+        entry.canon,
+        entry.plain,
+        entry.files,
+    )
+    assert again.alias == KIND.alias(opened(entry), there)
+    assert _reasons(tmp_path / "b") == {}
+
+
+def test_two_prefixes_give_one_identity(tmp_path: Path) -> None:
+    keys = set()
+    for prefixes in (HERE, THERE):
+        root = tmp_path / prefixes.torch[1]
+        _compiled(root, prefixes, body=prefixes.torch.encode())
+        (entry,) = entries_in(CppKind(Naming((prefixes,))), Roots(root))
+        keys.add((entry.key, entry.canon, entry.variant))
+    assert len(keys) == 1
+
+
+def test_what_cannot_be_shown_stays_as_it_is(tmp_path: Path) -> None:
+    key = _compiled(tmp_path)
+    (entry,) = entries_in(KIND, Roots(tmp_path))
+    assert (entry.key, entry.canon, entry.alias) == (key, "files-1", None)
+    # An object besides: a C++ wrapper, whose name hashes another text too.
+    write(tmp_path / key[1:3] / f"{key}.main.o", elf(type_=1))
+    (entry,) = entries_in(NAMED, Roots(tmp_path))
+    assert (entry.key, entry.canon) == (key, "files-1")
+
+
+@pytest.mark.parametrize("planted", [b"{}", b"\x80\x04K\x01.", b"x" * 100_000])
+def test_a_planted_command_is_neither_believed_nor_pushed(tmp_path: Path, planted: bytes) -> None:
+    key = _compiled(tmp_path)
+    write(tmp_path / key[1:3] / f"{key}.main.command", planted)
+    (entry,) = entries_in(KIND, Roots(tmp_path))
+    assert (entry.key, entry.canon) == (key, "files-1")
+    assert [file.name.removeprefix(key) for file in entry.files] == [".main.cpp", ".main.so"]
+    (proved,) = entries_in(NAMED, Roots(tmp_path))
+    assert proved.canon == COMMAND
+    assert planted not in proved.plain
+
+
+def test_the_alias_is_the_entry_of_whoever_cannot_tell(tmp_path: Path) -> None:
+    """So that an entry is known again, whether or not its command can be shown."""
+    _compiled(tmp_path)
+    (plain,) = entries_in(KIND, Roots(tmp_path))
+    (entry,) = entries_in(NAMED, Roots(tmp_path))
+    assert entry.alias is not None
+    assert (entry.alias.key, entry.alias.canon) == (plain.key, plain.canon)
+    assert entry.alias.digest == digest_of(plain.plain)
+
+
+def _changed(entry: Entry, index: int, data: bytes) -> VerifiedEntry:
+    """``entry`` signed with other bytes in one file."""
+    files = list(split(opened(entry).statement, entry.plain))
+    files[index] = (files[index][0], data)
+    plain, names = join(files)
+    return opened(entry, plain=plain, files=names)
+
+
+@pytest.mark.parametrize(
+    ("index", "data"),
+    [
+        (0, b"g++ i -O0 {torch}"),
+        (0, b"g++ {torch} $(id)"),
+        (0, b"\xff{torch}"),
+        (0, b""),
+        (1, b"int another;"),
+        (1, b"\xff"),
+    ],
+)
+def test_a_command_that_does_not_give_the_name_is_refused(tmp_path: Path, index: int, data: bytes) -> None:
+    _compiled(tmp_path / "a")
+    (entry,) = entries_in(NAMED, Roots(tmp_path / "a"))
+    bad = _changed(entry, index, data)
+    there = Roots(tmp_path / "b", prefixes=THERE)
+    with pytest.raises(DamagedError, match=entry.key):
+        KIND.install(bad, there)
+    assert KIND.alias(bad, there) is None
+    assert contents(tmp_path / "b") == {}
+
+
+def test_without_a_place_nothing_is_installed(tmp_path: Path) -> None:
+    _compiled(tmp_path / "a")
+    (entry,) = entries_in(NAMED, Roots(tmp_path / "a"))
+    with pytest.raises(UsageError, match="where torch is installed"):
+        KIND.install(opened(entry), Roots(tmp_path / "b"))
+    assert KIND.alias(opened(entry), Roots(tmp_path / "b")) is None
+    assert contents(tmp_path / "b") == {}
+
+
+def _of(*suffixes: str) -> tuple[File, ...]:
+    return tuple(File(name=CPP + suffix, size=4) for suffix in suffixes)
+
+
+@pytest.mark.parametrize(
+    ("canon", "key", "suffixes"),
+    [
+        (COMMAND, CPP, (".main.cpp", ".main.so")),
+        (COMMAND, CPP, (".main.command", ".main.so")),
+        (COMMAND, CPP, (".main.command", ".main.cpp", ".main.o")),
+        (COMMAND, CPP, (".main.command", ".cpp", ".so")),
+        (COMMAND, CPP, (".main.cpp", ".main.command", ".main.so")),
+        (COMMAND, f"zz/{CPP}", (".main.command", ".main.cpp", ".main.so")),
+        ("files-1", CPP, (".main.command", ".main.cpp", ".main.so")),
+        ("kernel-command-2", CPP, (".main.command", ".main.cpp", ".main.so")),
+    ],
+)
+def test_statements_of_kernels_that_cannot_be(canon: str, key: str, suffixes: tuple[str, ...]) -> None:
+    good = make_record(
+        b"1" * 12, kind="cpp", key=CPP, canon=COMMAND, files=_of(".main.command", ".main.cpp", ".main.so")
+    )
+    KIND.check(good[0].statement)
+    bad = make_record(b"1" * (4 * len(suffixes)), kind="cpp", key=key, canon=canon, files=_of(*suffixes))
+    with pytest.raises(FormatError):
+        KIND.check(bad[0].statement)
