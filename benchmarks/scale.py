@@ -35,10 +35,11 @@ def phase(name: str, base: Path, machine: str, *, timed: bool) -> dict[str, Any]
     """Do one phase as the user of ``base/machine``; seconds, memory and what the report says."""
     from synthetic import ENVIRONMENT
 
-    from torchrelay import Relay
-    from torchrelay.options import PullOptions, PushOptions
     import torchrelay.workplace  # noqa: F401 - all modules are there before memory is looked at
     import torchrelay_local  # noqa: F401
+    from torchrelay import Relay
+    from torchrelay.options import PullOptions, PushOptions
+    from torchrelay.signing import keyfiles
 
     relay = Relay(
         base / "store",
@@ -50,6 +51,8 @@ def phase(name: str, base: Path, machine: str, *, timed: bool) -> dict[str, Any]
         strict=True,
         in_process=False,
     )
+    signer = keyfiles.load_private_key(base / "config" / "key.pem", None)
+    assert signer.public_key.verify(signer.sign(b""), b"")  # as any push and pull loads, before memory counts
     checks = Timers() if timed else None
     before = harness.memory_kib("VmRSS")
     start, worked = time.perf_counter(), time.process_time()
@@ -168,22 +171,27 @@ def prepare(base: Path, kind: str, count: int, size: int) -> Path:
 
 def one_round(base: Path, made: Path, count: int, turn: int) -> Iterator[tuple[str, dict[str, Any]]]:
     """All phases and peers once; each starts on a quiet disk."""
+    yield from phases(base, count, f"consumer-{turn}")
+    for name, peer in PEERS.items():
+        os.sync()
+        yield name, {"seconds": peer(made, base / "peer"), "entries": count}
+        shutil.rmtree(base / "peer")
+
+
+def phases(base: Path, count: int, consumer: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """All phases once, with a new store and a new consumer."""
+    from torchrelay.caches.state import state_path
+
     shutil.rmtree(base / "store", ignore_errors=True)
     shutil.rmtree(base / "producer" / "state", ignore_errors=True)
-    (base / "producer" / "cache" / ".torchrelay" / f"state-{os.geteuid()}" / "index.json").unlink(missing_ok=True)
-    consumer = f"consumer-{turn}"
-    (base / consumer).mkdir(mode=0o700)
-    (base / consumer / "cache").mkdir(mode=0o700)
+    (state_path(base / "producer" / "cache") / "index.json").unlink(missing_ok=True)
+    (base / consumer / "cache").mkdir(mode=0o700, parents=True)
     for name in PHASES:
         os.sync()
         found = run_phase(name, base, "producer" if "push" in name else consumer)
         if found["entries"] != count:
             raise SystemExit(f"{name}: {found['entries']} entries where {count} were expected")
         yield name, found
-    for name, peer in PEERS.items():
-        os.sync()
-        yield name, {"seconds": peer(made, base / "peer"), "entries": count}
-        shutil.rmtree(base / "peer")
     shutil.rmtree(base / consumer)
 
 
@@ -231,7 +239,9 @@ def show(kind: str, found: dict[str, Any]) -> list[dict[str, Any]]:
         seconds = harness.median(r["seconds"] for r in runs)
         above = max(r.get("above_kib", 0) for r in runs) / 1024
         peak = max(r.get("peak_kib", 0) for r in runs) / 1024
-        rows.append((name, seconds, round(count / seconds), seconds / base, *((above, peak) if peak else ("", ""))))
+        rows.append(
+            (name, seconds, round(count / seconds), seconds / base, *((above, peak) if peak else ("", "")))
+        )
     ratio = found["plain_bytes"] / found["stored_bytes"]
     title = f"{kind}: {count:,} entries, {found['plain_bytes'] // count:,} bytes each, stored {ratio:.1f} x smaller"
     columns = ("phase", "median s", "entries/s", "x cp -r", "peak MiB above imports", "peak MiB")
@@ -251,8 +261,8 @@ def slope(kind: str, few: int, many: int, size: int, base: Path) -> dict[str, An
     peaks: dict[int, dict[str, int]] = {}
     for count in (few, many):
         place = base / str(count)
-        made = prepare(place, kind, count, size)
-        found = dict(one_round(place, made, count, 0))
+        prepare(place, kind, count, size)
+        found = dict(phases(place, count, "consumer"))
         peaks[count] = {name: found[name]["peak_kib"] for name in PHASES}
         shutil.rmtree(place)
     per_record = {

@@ -128,7 +128,7 @@ def watch_backend(counts: Counter[str]) -> None:
             return super()._stat_many(names)
 
         def _list_page(self, prefix: str, token: str) -> Any:
-            counts[f"list {prefix.split('/')[0]}/"] += 1
+            counts[f"list {prefix.split('/', maxsplit=1)[0]}/"] += 1
             return super()._list_page(prefix, token)
 
     open_backend = workplace.open_backend
@@ -175,7 +175,9 @@ def stored(place: Place, mega: Path) -> dict[str, Any]:
     entries = relay.entries().entries
     held = [entry for entry in entries if entry.kind in MEGA_KINDS]
     objects = [path for path in place.store.rglob("*") if path.is_file()]
-    others = sum(path.stat().st_size for path in objects if "blobs" not in path.relative_to(place.store).parts)
+    others = sum(
+        path.stat().st_size for path in objects if "blobs" not in path.relative_to(place.store).parts
+    )
     blobs = {entry.blob: entry.stored_size for entry in held}
     share = others * len(held) / len(entries)
     return {
@@ -212,7 +214,11 @@ def show(found: dict[str, Any], bigger: str) -> list[dict[str, Any]]:
         ("the same entries, canonical, plain", sizes["mega_kinds_plain_bytes"], ""),
         ("the same entries, stored blobs", sizes["mega_kinds_blob_bytes"], ""),
         ("their share of segment and environment", sizes["mega_kinds_share_of_other_objects"], ""),
-        ("together", sizes["mega_kinds_blob_bytes"] + sizes["mega_kinds_share_of_other_objects"], sizes["ratio"]),
+        (
+            "together",
+            sizes["mega_kinds_blob_bytes"] + sizes["mega_kinds_share_of_other_objects"],
+            sizes["ratio"],
+        ),
         ("kernels, which the blob lacks, stored", sizes["other_kinds_blob_bytes"], ""),
     ]
     harness.table(f"{found['model']}: bytes", ("what", "bytes", "x Mega-Cache"), rows)

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import canonical_entries
 from cache_samples import elf, write
-
 from torchrelay.caches.pickled import content_name
 from torchrelay.environment import ABSENT, FACETS, FORMAT, Environment
 
@@ -35,9 +34,9 @@ ENVIRONMENT = Environment(
 _LINES = (
     "    buf{a} = empty_strided_cpu(({b}, {c}), ({c}, 1), torch.float32)",
     "    cpp_fused_native_layer_norm_{a}(buf{b}, primals_{a}, primals_{c}, buf{a})",
-    "    extern_kernels.addmm(primals_{a}, buf{b}, reinterpret_tensor(primals_{c}, ({b}, {a}), (1, {b}), 0))",
+    "    extern_kernels.addmm(primals_{a}, buf{b}, reinterpret_tensor(primals_{c}, ({b}, {a}), (1, {b})))",
     "    assert_size_stride(primals_{a}, ({b}, {c}), ({c}, 1), 'torch.ops.aten.mm.default')",
-    "            auto tmp{a} = at::vec::Vectorized<float>::loadu(in_ptr{b} + static_cast<int64_t>(x{c}), 16);",
+    "            auto tmp{a} = at::vec::Vectorized<float>::loadu(in_ptr{b} + static_cast<int64_t>(x{c}));",
     "    del buf{a}, primals_{b}",
     "    return (buf{a}, primals_{b}, reinterpret_tensor(buf{c}, ({a}, {b}), ({b}, 1), 0), )",
 )

@@ -16,6 +16,7 @@ from typing import Literal
 from torchrelay import canonjson, frame, limits
 from torchrelay.digest import Digest, digest_of, is_digest
 from torchrelay.errors import DamagedError, FormatError, UsageError
+from torchrelay.shared import Shared
 from torchrelay.statement import (
     FORMAT,
     MAX_INTEGER,
@@ -385,18 +386,22 @@ def _parse_batch(lines: _Lines, count: int, *, whole: bool) -> Batch:
     header: BatchHeader = parse_versioned(body, BatchHeader, name=place, limit=limits.MAX_HEADER_BYTES)
     _check_header(header, place)
     signed = Signed(body, BATCH_TYPE, _parse_signature(lines))
-    records = tuple(_parse_line(lines, header) for _ in range(count))
+    shared = Shared({digest: digest for digest in header.records})
+    records = tuple(_parse_line(lines, header, shared) for _ in range(count))
     _check_members(header, [digest for digest, _ in records], place, whole=whole)
     return Batch(digest_of(body), header, signed, records)
 
 
-def _parse_line(lines: _Lines, header: BatchHeader) -> tuple[Digest, Record]:
+def _parse_line(lines: _Lines, header: BatchHeader, shared: Shared) -> tuple[Digest, Record]:
     line = lines.next()
     record = parse_record(line, name=lines.place)
     statement = record.statement
     if statement.workload != header.workload or statement.requires not in header.requires:
         raise FormatError(f"{lines.place} does not belong to its batch", subject=lines.label)
-    return digest_of(line), record
+    shared.share(record, "producer", "times")
+    shared.share(statement, "canon", "workload", "kind", "variant", "requires", "needs", "files")
+    shared.share(record.stored, "codec")
+    return shared.one(digest_of(line)), record
 
 
 def _parse_signature(lines: _Lines) -> Signature:

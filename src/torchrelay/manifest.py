@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from torchrelay.batch import ANY, Batch, BatchHeader, Requires
 from torchrelay.digest import Digest, digest_of
+from torchrelay.shared import Shared
 from torchrelay.statement import Identity, Record, Statement, statement_bytes
 
 LATEST_KINDS = frozenset({"pgo", "precompile"})
@@ -141,11 +142,12 @@ def _decide(candidates: dict[Identity, _Candidates], threshold: int, highest: in
     live: dict[Identity, Live] = {}
     outvoted: list[Identity] = []
     divergent: list[Divergence] = []
+    shared = Shared()
     for identity, entry in sorted(candidates.items(), key=lambda item: item[0]):
         digests = sorted({group[0].record.statement.digest for group in entry.by_statement.values()})
         if len(digests) > 1 and identity.kind not in LATEST_KINDS:
             divergent.append(Divergence(identity, tuple(digests)))
-        winner = _winner(identity.kind, entry, threshold)
+        winner = _winner(identity.kind, entry, threshold, shared)
         if winner is None:
             outvoted.append(identity)
         else:
@@ -153,11 +155,11 @@ def _decide(candidates: dict[Identity, _Candidates], threshold: int, highest: in
     return Union(live, tuple(outvoted), tuple(divergent), highest)
 
 
-def _winner(kind: str, entry: _Candidates, threshold: int) -> Live | None:
+def _winner(kind: str, entry: _Candidates, threshold: int, shared: Shared) -> Live | None:
     """Most signers; then the highest `seq` for kinds that grow; then the lowest statement digest."""
     ranked: list[tuple[tuple[int, int, str], Live]] = []
     for digest, group in entry.by_statement.items():
-        signers = frozenset(vouched.key_id for vouched in group)
+        signers: frozenset[Digest] = shared.one(frozenset(vouched.key_id for vouched in group))
         if len(signers) >= threshold:
             ordered = tuple(sorted(group, key=_rank))
             live = Live(group[0].record.statement, entry.requires, ordered, signers)

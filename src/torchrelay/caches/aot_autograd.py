@@ -112,6 +112,13 @@ class AotAutogradKind(CacheKind):
 
     def read(self, found: Found) -> Iterator[Entry]:
         """The one result in the file, with its needs looked up beside it."""
+        yield self._entry(found, search=True)
+
+    def read_again(self, found: Found) -> Iterator[Entry]:
+        """The same, without looking for secrets."""
+        yield self._entry(found, search=False)
+
+    def _entry(self, found: Found, *, search: bool) -> Entry:
         file = found.files[0]
         old = file.path_parts[-1] == _OLD_NAME
         data = files.read_stable(found.root, file) if old else read_named(found.root, file)
@@ -119,10 +126,10 @@ class AotAutogradKind(CacheKind):
         def beside(reference: GraphRef) -> str | None:
             return variant_beside(found.root, reference, torch_version=self._torch_version)
 
-        yield self.entry_from_bytes(found.key, data, variant_of=beside, old_name=old)
+        return self.entry_from_bytes(found.key, data, variant_of=beside, old_name=old, search=search)
 
     def entry_from_bytes(
-        self, key: str, data: bytes, *, variant_of: VariantOf, old_name: bool = False
+        self, key: str, data: bytes, *, variant_of: VariantOf, old_name: bool = False, search: bool = True
     ) -> Entry:
         """The entry that PyTorch wrote as ``data`` under ``key``.
 
@@ -131,6 +138,7 @@ class AotAutogradKind(CacheKind):
             data: The pickle.
             variant_of: Finds the FX entries that it needs.
             old_name: Whether the file is named as PyTorch 2.7 did.
+            search: As :func:`canonical_form`.
 
         Raises:
             Excluded: The key is impossible; ``INCOMPLETE``: an FX entry that it needs is not there;
@@ -138,7 +146,7 @@ class AotAutogradKind(CacheKind):
         """
         if not KEY.fullmatch(key):
             raise Excluded(Reason.BAD_NAME, key[:80])
-        form = canonical_form(self.name, data, torch_version=self._torch_version)
+        form = canonical_form(self.name, data, torch_version=self._torch_version, search=search)
         return Entry(
             kind=self.name,
             key=key,

@@ -175,6 +175,13 @@ class CacheKind(ABC):
             Excluded: It is unfinished, damaged, changed since the scan, or holds a secret.
         """
 
+    def read_again(self, found: Found) -> Iterator[Entry]:
+        """As :meth:`read`, for a caller that takes only bytes with the digest of what was read before.
+
+        So what :meth:`read` makes sure of once, such as that there is no secret, need not be done again.
+        """
+        return self.read(found)
+
     @abstractmethod
     def check(self, statement: Statement) -> None:
         """Hold a statement that comes in against this kind's patterns, before anything is fetched.

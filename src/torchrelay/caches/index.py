@@ -25,6 +25,7 @@ from torchrelay.caches.files import stat_file
 from torchrelay.caches.state import read_state, write_state
 from torchrelay.digest import Digest, digest_of
 from torchrelay.errors import RelayError
+from torchrelay.shared import Shared
 from torchrelay.statement import File, Need, Stored
 
 _NAME = "index.json"
@@ -143,7 +144,7 @@ class Index:
             head, _, body = data.partition(b"\n")
             header = _HEADER.decode(head[: limits.KIB])
             if header == _Header(_FORMAT, index._version, digest_of(body)):
-                index._known = _BODY.decode(body)
+                index._known = _shared(_BODY.decode(body))
         return index
 
     def get(self, found: Found) -> Remembered | None:
@@ -201,6 +202,21 @@ class Index:
             return False
         self._known, self._changed = kept, False
         return True
+
+
+def _shared(known: dict[str, Remembered]) -> dict[str, Remembered]:
+    """``known``, with one object for what most entries have in common."""
+    shared = Shared()
+    counts: dict[tuple[tuple[str, int], ...], dict[str, int]] = {}
+    for item in known.values():
+        shared.share(item, "place")
+        for meta in item.metas:
+            shared.share(meta, "kind", "variant", "needs", "facets", "canon", "files", "times")
+            masked = counts.setdefault(tuple(meta.masked.items()), meta.masked)
+            msgspec.structs.force_setattr(meta, "masked", masked)
+            if meta.stored is not None:
+                shared.share(meta.stored, "codec")
+    return known
 
 
 def _remembered(place: str, metas: Sequence[Meta], skipped: Sequence[Skipped]) -> Remembered:

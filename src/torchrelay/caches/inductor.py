@@ -98,6 +98,11 @@ class InductorKind(CacheKind):
         """The one graph in the file."""
         yield self.entry_from_bytes(found.key, read_named(found.root, found.files[0]))
 
+    def read_again(self, found: Found) -> Iterator[Entry]:
+        """The same, without looking for secrets."""
+        data = read_named(found.root, found.files[0])
+        yield self.entry_and_facts(found.key, data, search=False)[0]
+
     def entry_from_bytes(self, key: str, data: bytes) -> Entry:
         """The entry that PyTorch wrote as ``data`` under ``key``.
 
@@ -106,11 +111,11 @@ class InductorKind(CacheKind):
         """
         return self.entry_and_facts(key, data)[0]
 
-    def entry_and_facts(self, key: str, data: bytes) -> tuple[Entry, Facts]:
+    def entry_and_facts(self, key: str, data: bytes, *, search: bool = True) -> tuple[Entry, Facts]:
         """As :meth:`entry_from_bytes`, with what the graph says of itself."""
         if not KEY.fullmatch(key):
             raise Excluded(Reason.BAD_NAME, key[:80])
-        form = canonical_form(self.name, data, torch_version=self._torch_version)
+        form = canonical_form(self.name, data, torch_version=self._torch_version, search=search)
         entry = Entry(
             kind=self.name,
             key=key,

@@ -108,7 +108,7 @@ class LocalView:
         """
         wanted = item.meta
         try:
-            for entry in self.kinds[wanted.kind].read(item.found):
+            for entry in self.kinds[wanted.kind].read_again(item.found):
                 name = (entry.key, entry.variant)
                 if name == (wanted.key, wanted.variant) and digest_of(entry.plain) == wanted.digest:
                     return entry

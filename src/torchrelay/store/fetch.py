@@ -223,6 +223,7 @@ class Fetch:
             else:
                 _give_up(want, fetched)
         verified: list[VerifiedEntry] = []
+        size = 0
         for got in self._until_deadline(list(pending)):
             for want in pending.pop(got.get):
                 entry = self._verify(want, got, fetched)
@@ -230,8 +231,10 @@ class Fetch:
                     again.append(want)
                 else:
                     verified.append(entry)
-            if _is_full(verified):
+                    size += entry.statement.size
+            if len(verified) >= FLUSH_ENTRIES or size >= FLUSH_BYTES:
                 self._install(verified, fetched)
+                size = 0
         self._install(verified, fetched)
         for late in (want for group in pending.values() for want in group):
             fetched.missing.append(Problem(subject=_label(late.live), reason="deadline"))
@@ -311,10 +314,6 @@ def _give_up(want: _Want, fetched: Fetched) -> None:
     if problem.reason not in {"damaged", "refused"}:
         detail = f"{_label(want.live)}: {problem.detail or problem.subject}"
         fetched.missing.append(Problem(subject=problem.subject, reason=problem.reason, detail=detail))
-
-
-def _is_full(verified: Sequence[VerifiedEntry]) -> bool:
-    return len(verified) >= FLUSH_ENTRIES or sum(e.statement.size for e in verified) >= FLUSH_BYTES
 
 
 def _label(live: Live) -> str:

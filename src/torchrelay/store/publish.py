@@ -30,7 +30,6 @@ from torchrelay.digest import Digest, digest_of
 from torchrelay.environment import Environment, requires_of
 from torchrelay.errors import StorageError, TransientError
 from torchrelay.limits import MAX_RECORD_BYTES, MAX_SEGMENT_BYTES
-from torchrelay.manifest import Live
 from torchrelay.reports import Problem, PushReport
 from torchrelay.signing import Signer, sign_batch
 from torchrelay.statement import FORMAT, MAX_INTEGER, Record, Statement, Stored, statement_bytes
@@ -45,6 +44,7 @@ from torchrelay.store.selection import (
     Held,
     Item,
     blobs_of_interest,
+    blobs_of_needs,
     fate,
     in_scope,
     is_divergent,
@@ -204,7 +204,7 @@ class Push:
         own = [entry for entry in chosen if not is_pulled(self._ledger, entry)]
         self._tally.held += len(chosen) - len(own)
         items = [self._item(entry, view) for entry in own]
-        held = self._held(items, doomed)
+        held = self._held(items, view, doomed)
         for item in items:
             self._place(item, held)
         self._keep_budget()
@@ -235,8 +235,9 @@ class Push:
             known = self._requires[facets] = (encode_requires(requires)[0], requires)
         return known
 
-    def _held(self, items: Collection[Item], doomed: frozenset[str]) -> Held:
-        sizes = stored_sizes(self._session.backend, blobs_of_interest(items))
+    def _held(self, items: Collection[Item], view: View, doomed: frozenset[str]) -> Held:
+        asked = blobs_of_interest(items) | blobs_of_needs(items, view.union)
+        sizes = stored_sizes(self._session.backend, asked)
         marked = self._session.state.marked()
         if self._scope.repair:
             marked |= unreadable_blobs(self._session, items, sizes)
@@ -275,13 +276,7 @@ class Push:
         tally = self._tally
         going = [*tally.send, *(item for item, _ in tally.sign)]
 
-        def available(live: Live) -> bool:
-            # What was not asked for by name is taken as present: its own pusher looks after it.
-            return all(v.record.stored.name not in held.sizes for v in live.vouched) or any(
-                held.has(v.record.stored) for v in live.vouched
-            )
-
-        lacking = without_needs(going, view.union, available)
+        lacking = without_needs(going, view.union, held.has_any)
         gone = {id(item) for item, _ in lacking}
         for item, need in lacking:
             tally.leave_out(item.label, Reason.INCOMPLETE, f"needs {need.kind} {need.key}")

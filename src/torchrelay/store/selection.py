@@ -77,6 +77,10 @@ class Held:
         name = stored.name
         return self.sizes.get(name) == stored.size and name not in self.doomed and name not in self.marked
 
+    def has_any(self, live: Live) -> bool:
+        """Whether a blob of a live entry is there."""
+        return any(self.has(v.record.stored) for one in (live, *live.others) for v in one.vouched)
+
 
 def in_scope(
     entries: Sequence[LocalEntry],
@@ -110,6 +114,13 @@ def _is_recent(entry: LocalEntry, since_ns: int) -> bool:
 def blobs_of_interest(items: Iterable[Item]) -> set[str]:
     """The blobs whose presence decides the fate of ``items``."""
     return {name for item in items for live in _lives(item) for name in _names(live)}
+
+
+def blobs_of_needs(items: Iterable[Item], folded: Union) -> set[str]:
+    """The blobs of live entries that ``items`` need."""
+    needed = {(n.kind, n.key, n.variant) for item in items for n in item.statement.needs}
+    lives = (live for identity, live in folded.live.items() if _triple(identity) in needed)
+    return {name for live in lives for one in (live, *live.others) for name in _names(one)}
 
 
 def _names(live: Live) -> Iterable[str]:
