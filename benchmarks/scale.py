@@ -243,7 +243,8 @@ def show(kind: str, found: dict[str, Any]) -> list[dict[str, Any]]:
             (name, seconds, round(count / seconds), seconds / base, *((above, peak) if peak else ("", "")))
         )
     ratio = found["plain_bytes"] / found["stored_bytes"]
-    title = f"{kind}: {count:,} entries, {found['plain_bytes'] // count:,} bytes each, stored {ratio:.1f} x smaller"
+    size = found["plain_bytes"] // count
+    title = f"{kind}: {count:,} entries of {size:,} bytes, stored {ratio:.1f} x smaller"
     columns = ("phase", "median s", "entries/s", "x cp -r", "peak MiB above imports", "peak MiB")
     harness.table(title, columns, rows)
     shares = [(name, f"{share:.1%}") for name, share in found["checks"].items()]

@@ -94,7 +94,7 @@ class Opened:
 
     def _watched(self, path: Any, flags: int, *rest: Any, **named: Any) -> int:
         descriptor = self._open(path, flags, *rest, **named)
-        self._count(os.readlink(f"/proc/self/fd/{descriptor}"))
+        self._count(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
         return descriptor
 
     def _audited(self, event: str, args: tuple[Any, ...]) -> None:
@@ -105,7 +105,7 @@ class Opened:
     def _count(self, path: str) -> None:
         if path.startswith(self._below):
             own = "/.torchrelay" in path.removeprefix(self._below)
-            sort = "folder" if os.path.isdir(path) else "file"
+            sort = "folder" if Path(path).is_dir() else "file"
             self.counts[f"own {sort}" if own else sort] += 1
 
 

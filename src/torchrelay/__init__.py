@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from torchrelay.version import __version__
+
 if TYPE_CHECKING:
     from torchrelay.environment import Environment
     from torchrelay.errors import RelayError
     from torchrelay.options import PullOptions, PushOptions
     from torchrelay.relay import Relay, TorchrelayWarning
     from torchrelay.reports import PullReport, PushReport, StatusReport
-
-__version__ = "0.1.0"
 
 __all__ = [
     "Environment",

@@ -18,7 +18,6 @@ from pathlib import Path
 
 import msgspec
 
-import torchrelay
 from torchrelay import limits
 from torchrelay.caches.base import Alias, Entry, Found, Reason, Skipped
 from torchrelay.caches.files import stat_file
@@ -27,6 +26,7 @@ from torchrelay.digest import Digest, digest_of
 from torchrelay.errors import RelayError
 from torchrelay.shared import Shared
 from torchrelay.statement import File, Need, Stored
+from torchrelay.version import __version__
 
 _NAME = "index.json"
 _FORMAT = 1
@@ -122,7 +122,7 @@ class Index:
 
     def __init__(self, root: Path, known: dict[str, Remembered] | None = None, *, reading: str = "") -> None:
         self.root = root
-        self._version = f"{torchrelay.__version__} {reading}".rstrip()
+        self._version = f"{__version__} {reading}".rstrip()
         self._known = known or {}
         self._used: dict[str, Remembered] = {}
         self._scanned: set[str] = set()

@@ -64,6 +64,27 @@ def test_round_trip(tmp_path: Path) -> None:
     assert known.skipped == (("p", Reason.SECRET, "a token"),)
 
 
+def test_what_many_entries_have_in_common_is_one_object(tmp_path: Path) -> None:
+    """And empty tuples are not taken for the empty tables that they are equal to as keys."""
+    index = Index.load(tmp_path)
+    places = [replace(FOUND, key=str(number)) for number in range(6)]
+    bare = replace(ENTRY, needs=(), files=(), times=(), masked={})
+    metas = [meta_of(ENTRY) if number % 2 else meta_of(bare) for number in range(len(places))]
+    for found, meta in zip(places, metas, strict=True):
+        index.put(found, [Meta(**{**_fields(meta), "stored": STORED})])
+    index.save()
+    loaded = Index.load(tmp_path)
+    known = [loaded.get(found) for found in places]
+    got = [item.metas[0] for item in known if item is not None]
+    assert got == [Meta(**{**_fields(meta), "stored": STORED}) for meta in metas]
+    assert [type(meta.masked) for meta in got] == [dict] * len(places)
+    assert len({id(meta.facets) for meta in got}) == 1
+    assert len({id(meta.masked) for meta in got}) == 2
+    loaded.amend(places[0], [got[0]])
+    assert loaded.save()
+    assert Index.load(tmp_path).get(places[0]) == known[0]
+
+
 def _fields(meta: Meta) -> dict[str, Any]:
     return {name: getattr(meta, name) for name in meta.__struct_fields__}
 

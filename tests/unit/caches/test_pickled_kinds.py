@@ -10,15 +10,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace as replace_struct
 from pickles import AOT, FX_A, FX_B, TORCH, dump, graph, result
 
 from torchrelay.caches import files
 from torchrelay.caches.aot_autograd import AotAutogradKind
 from torchrelay.caches.base import CacheKind, Entry, Excluded, Found, Reason, Roots, Skipped
+from torchrelay.caches.index import Index, meta_of
 from torchrelay.caches.inductor import InductorKind
+from torchrelay.caches.local import LocalEntry, scan_local
 from torchrelay.caches.pgo import PgoKind, key_of
 from torchrelay.caches.pickled import content_name
 from torchrelay.caches.precompile import PrecompileKind
+from torchrelay.caches.registry import kinds_for
+from torchrelay.digest import digest_of
 from torchrelay.environment import FACETS, REQUIRED_FACETS
 from torchrelay.errors import DamagedError, FormatError
 from torchrelay.manifest import LATEST_KINDS
@@ -471,6 +476,30 @@ def test_a_secret_leaves_the_entry_out(tmp_path: Path, case: Case) -> None:
         list(kind.read(found))
     assert caught.value.reason is Reason.SECRET
     assert "hunter2" not in caught.value.detail
+
+
+@cases
+def test_reading_again_gives_the_same_bytes(tmp_path: Path, case: Case) -> None:
+    kind, place, data = case
+    put_graph(tmp_path, graph()) if kind.name == "aot_autograd" else None
+    place(tmp_path, data)
+    for found in scan(kind, tmp_path)[0]:
+        first, again = list(kind.read(found)), list(kind.read_again(found))
+        assert [replace(entry, masked={}) for entry in first] == [replace(e, masked={}) for e in again]
+
+
+def test_a_secret_is_looked_for_once(tmp_path: Path) -> None:
+    """Whoever reads again takes only bytes with the digest of what passed the search."""
+    put_graph(tmp_path, graph(source="redis://user:hunter2hunter2@host:6379/0"))
+    view = scan_local(Roots(tmp_path), index=Index(tmp_path), kinds=kinds_for(TORCH))
+    assert not view.items
+    assert [skipped.reason for skipped in view.skipped] == [Reason.SECRET]
+    (found,) = scan(InductorKind(TORCH), tmp_path)[0]
+    (entry,) = InductorKind(TORCH).read_again(found)
+    item = LocalEntry(found, replace_struct(meta_of(entry), digest=digest_of(b"what was searched before")))
+    with pytest.raises(Excluded) as caught:
+        view.load(item)
+    assert caught.value.reason is Reason.GROWING
 
 
 @cases

@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from torchrelay.canonical import secrets
 from torchrelay.canonical.secrets import PATTERNS, first_secret, kinds_in
 
 LETTERS = "aB3dE5gH7jK9mN1pQ2rS4tU6vW8xY0zAbCdEfGh"
@@ -82,6 +83,14 @@ def test_secret_is_recognised_anywhere_in_a_text(case: str) -> None:
 def test_compilers_output_is_not_taken_for_a_secret(text: str) -> None:
     assert kinds_in(text.encode()) == []
     assert first_secret([text.encode()]) is None
+
+
+def test_no_hint_is_lost_among_the_families() -> None:
+    hints = {hint for pattern in secrets.PATTERNS for hint in pattern.hints}
+    assert hints == {hint for _, family in secrets._FAMILIES for hint in family}
+    for hint in hints:
+        assert hint in set(secrets._hints_in([b"some text, " + hint.upper() + b" and more"]))
+    assert not list(secrets._hints_in([b"nothing of it here"]))
 
 
 def test_every_pattern_has_a_case() -> None:
