@@ -35,6 +35,15 @@ class _BackendMachine(RuleBasedStateMachine):
         assert self.backend.put_many(full) == dict.fromkeys(full)
         self.model.update(full)
 
+    @rule(pick=st.integers(0, 99))
+    def overwrite(self, pick: int) -> None:
+        """A rule of its own: names drawn at random seldom meet one that is there already."""
+        if not self.model:
+            return
+        name = sorted(self.model)[pick % len(self.model)]
+        # One byte longer, so that no backend gets by with what was there.
+        self.put({name.removeprefix(self.prefix): self.model[name] + b"+"})
+
     @rule(names=st.lists(_NAMES, max_size=4), slack=st.integers(-1, 1))
     def get(self, names: list[str], slack: int) -> None:
         gets = [
