@@ -26,8 +26,10 @@ from torchrelay.batch import BATCH_TYPE, BatchHeader, Signature, encode_requires
 from torchrelay.caches.bundle import FILES
 from torchrelay.caches.triton import GROUP
 from torchrelay.digest import digest_of
+from torchrelay.reports import EntryInfo
 from torchrelay.signing import Ed25519Signer, trust
-from torchrelay.statement import File, Record, Statement, Stored, blob_name
+from torchrelay.statement import File, Record, Statement, Stored, blob_name, statement_bytes
+from torchrelay.testing.entries import make_record, make_segment
 
 PYTHON = {"python": ENVIRONMENT.facets["python"]}
 VARIANT = digest_of(b"a variant")
@@ -350,6 +352,12 @@ def test_a_hostile_entry_of_a_trusted_signer_is_named_and_not_installed(world, a
     store, consumer, mallory = attack
     case = CASES[name]
     publish(store, mallory, case)
+    # Where there is an honest entry of that name, two sign the bad one, so that it is tried first.
+    behind = case.where == "damaged" and any((e.kind, e.key) == (case.kind, case.key) for e in world.entries)
+    if behind:
+        accomplice = Machine.make(tmp_path / "accomplice", store).signer
+        trust.add_key(consumer.policy, accomplice.public_key.text)
+        publish(store, accomplice, case)
     before = outside(tmp_path)
 
     report = consumer.pull()
@@ -364,9 +372,61 @@ def test_a_hostile_entry_of_a_trusted_signer_is_named_and_not_installed(world, a
     assert not list((consumer.cache / ".torchrelay").rglob("tmp/*"))
     assert report.installed == len(world.entries)
 
-    again = consumer.pull()
-    assert again.exit_code == report.exit_code and again.installed == 0
+    again = consumer.pull()  # which has the honest one, and does not try the bad one any more
+    assert again.exit_code == (0 if behind else report.exit_code) and again.installed == 0
     assert consumer.installed() == world.good
+
+
+@pytest.mark.parametrize("wins", [True, False])
+@pytest.mark.parametrize("canon", ["files-1", "kernel-command-1"])
+def test_a_malformed_statement_neither_hides_an_honest_one_nor_stands_in_for_it(world, attack, canon, wins):
+    """Same identity, so that one of them wins by its digest; the honest one's bytes are lost in turn."""
+    store, consumer, mallory = attack
+    (honest,) = [entry for entry in world.entries if entry.kind == "cpp"]
+    publish_as(store, mallory, honest, canon, wins=wins)
+    if not wins:
+        (store / honest.blob).unlink()
+    report = consumer.pull()
+    (refused,) = report.refused
+    assert (refused.reason, refused.key_id) == ("name", mallory.public_key.key_id)
+    assert report.damaged == [] and [p.reason for p in report.missing] == ([] if wins else ["absent"])
+    assert consumer.installed() == (world.good if wins else world.without({f"cpp {honest.key}"}))
+
+
+def publish_as(store: Path, signer: Ed25519Signer, honest: EntryInfo, canon: str, *, wins: bool) -> None:
+    """A cpp entry whose files are none of its kind, under an honest one's identity."""
+    suffix = ".main.so" if canon == "kernel-command-1" else "evil.cpp"
+    for number in range(200):
+        plain = cache_samples.elf(b"evil%d" % number)
+        files = (File(name=f"{honest.key}{suffix}", size=len(plain)),)
+        fields: dict[str, Any] = {
+            "kind": "cpp",
+            "key": honest.key,
+            "canon": canon,
+            "requires": honest.requires,
+        }
+        record, blob = make_record(plain, workload=WORKLOAD, files=files, seq=9, **fields)
+        honest_digest = digest_of(statement_bytes(_statement(record.statement, honest)))
+        if (digest_of(statement_bytes(record.statement)) < honest_digest) is wins:
+            break
+    else:
+        raise AssertionError("no such digest")
+    segment = make_segment(
+        signer, [record], workload=WORKLOAD, environment=ENVIRONMENT.digest, requires=[honest.requires]
+    )
+    cache_samples.write(store / blob_name(record.stored.digest), blob)
+    folder = store / "manifests" / WORKLOAD / ENVIRONMENT.digest
+    cache_samples.write(folder / segment.name, segment.stored)
+
+
+def _statement(like: Statement, honest: EntryInfo) -> Statement:
+    """The statement of the honest entry, a kernel as :func:`cache_samples.cpp_kernel` makes it."""
+    files = (
+        File(name=f"{honest.key}.main.cpp", size=9),
+        File(name=f"{honest.key}.main.so", size=honest.size - 9),
+    )
+    changes = {"canon": honest.canon, "digest": honest.digest, "size": honest.size, "files": files}
+    return msgspec.structs.replace(like, **changes)
 
 
 @pytest.mark.parametrize("name", FILE_NAMES)

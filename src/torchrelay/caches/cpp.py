@@ -185,6 +185,10 @@ def _placed(
             remedy="Run this with the Python that torch is installed for.",
             subject=label(statement),
         )
+    if len(contents) != 3:
+        raise DamagedError(
+            f"{label(statement)}: it is not command, source and library", subject=label(statement)
+        )
     (_, command), (_, text), (_, library) = contents
     try:
         source, written = Source(text), command.decode("ascii")

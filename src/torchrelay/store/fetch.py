@@ -25,6 +25,7 @@ from torchrelay.errors import (
     InstallError,
     InTheWayError,
     NotFoundError,
+    RelayError,
     StorageError,
     TooLargeError,
     TrustError,
@@ -35,7 +36,7 @@ from torchrelay.reports import Problem
 from torchrelay.signing import VerifiedEntry
 from torchrelay.statement import Stored
 from torchrelay.storage import Get, Got
-from torchrelay.store.plan import Triple, lacking_need
+from torchrelay.store.plan import Triple, lacking_need, with_needs
 from torchrelay.store.session import Session
 from torchrelay.store.view import PackedAt
 
@@ -125,6 +126,7 @@ class CacheDirectories:
         kind = kind_of(entry.statement.kind)
         if kind is None:
             return False
+        kind.check(entry.statement)  # the plan did: what is installed rests on no other code being right
         place, names = kind.install(entry, self._roots)
         self._index.learn(Installed(self._roots.root(place), place, names, self._meta(entry)))
         return True
@@ -183,10 +185,10 @@ class Fetch:
         self._get_all(install, fetched)
         ready: list[Live] = []
         for live in needers:
-            lacking = lacking_need(live, fetched.available)
-            if lacking is None:
-                ready.append(live)
-            else:
+            complete = with_needs(live, fetched.available)
+            if complete is not None:
+                ready.append(complete)
+            elif lacking := lacking_need(live, fetched.available):
                 detail = f"needs {lacking.kind} {lacking.key}"
                 fetched.missing.append(Problem(subject=_label(live), reason="needs", detail=detail))
         self._get_all(ready, fetched)
@@ -222,7 +224,7 @@ class Fetch:
                 pending.setdefault(want.sources[0].get, []).append(want)
             else:
                 _give_up(want, fetched)
-        verified: list[VerifiedEntry] = []
+        verified: list[tuple[_Want, VerifiedEntry]] = []
         size = 0
         for got in self._until_deadline(list(pending)):
             for want in pending.pop(got.get):
@@ -230,12 +232,12 @@ class Fetch:
                 if entry is None:
                     again.append(want)
                 else:
-                    verified.append(entry)
+                    verified.append((want, entry))
                     size += entry.statement.size
             if len(verified) >= FLUSH_ENTRIES or size >= FLUSH_BYTES:
-                self._install(verified, fetched)
+                again += self._install(verified, fetched)
                 size = 0
-        self._install(verified, fetched)
+        again += self._install(verified, fetched)
         for late in (want for group in pending.values() for want in group):
             fetched.missing.append(Problem(subject=_label(late.live), reason="deadline"))
         return again
@@ -278,34 +280,47 @@ class Fetch:
         fetched.damaged.append(want.problem)
         self._session.state.mark([source.blob])
 
-    def _install(self, verified: list[VerifiedEntry], fetched: Fetched) -> None:
-        """Announce, then install; ``verified`` is empty afterwards."""
+    def _install(self, verified: list[tuple[_Want, VerifiedEntry]], fetched: Fetched) -> list[_Want]:
+        """Announce, then install; those that must try another source. ``verified`` is empty afterwards."""
         if not verified:
-            return
-        self._sink.announce(verified)
-        for entry in verified:
-            self._install_one(entry, fetched)
+            return []
+        self._sink.announce([entry for _, entry in verified])
+        again = [want for want, entry in verified if not self._install_one(want, entry, fetched)]
         verified.clear()
         self._session.progress("install", sum(fetched.installed.values()), self._total)
+        return again
 
-    def _install_one(self, entry: VerifiedEntry, fetched: Fetched) -> None:
+    def _install_one(self, want: _Want, entry: VerifiedEntry, fetched: Fetched) -> bool:
+        """Whether ``entry`` is done with; false: its bytes are no such entry, but others may be."""
         statement = entry.statement
         label = f"{statement.kind} {statement.key}"
         try:
             taken = self._sink.take(entry)
         except DamagedError as exc:
-            fetched.damaged.append(Problem(subject=label, reason="damaged", detail=exc.message))
-            return
+            return _note_unusable(want, entry, exc.message, fetched)
         except InTheWayError as exc:
             detail = f"{exc.message}; {exc.remedy}"
             fetched.missing.append(Problem(subject=label, reason="in-the-way", detail=detail))
-            return
+            return True
         except StorageError as exc:
             raise InstallError(exc.message, remedy=exc.remedy, subject=label) from exc
+        except RelayError:
+            raise
+        except Exception as exc:  # noqa: BLE001 - one signer's entry must not keep the others' out
+            return _note_unusable(want, entry, f"unexpected {type(exc).__name__}: {exc}", fetched)
         if taken:
             fetched.installed[statement.kind] += 1
             fetched.plain_bytes += statement.size
             fetched.available.add((statement.kind, statement.key, statement.variant))
+        return True
+
+
+def _note_unusable(want: _Want, entry: VerifiedEntry, detail: str, fetched: Fetched) -> bool:
+    """Report bytes that are what was signed and yet no entry of their kind; try other statements'."""
+    want.problem = Problem(subject=_label(want.live), reason="damaged", detail=detail)
+    fetched.damaged.append(want.problem)
+    want.sources = [source for source in want.sources if source.live.statement != entry.statement]
+    return not want.sources
 
 
 def _give_up(want: _Want, fetched: Fetched) -> None:

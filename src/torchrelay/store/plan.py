@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Container, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 from torchrelay.caches.autotune import SEARCHED, AutotuneKind
 from torchrelay.caches.cpp import COMMAND, CppKind
@@ -17,9 +17,9 @@ from torchrelay.caches.triton import GROUP
 from torchrelay.digest import Digest
 from torchrelay.environment import Environment, mismatches
 from torchrelay.errors import FormatError
-from torchrelay.manifest import Live
+from torchrelay.manifest import LATEST_KINDS, Live
 from torchrelay.reports import Problem
-from torchrelay.statement import Need
+from torchrelay.statement import Need, Statement
 
 UNKNOWN_KIND = "unknown-kind"
 UNDECLARED_TREE = "undeclared-tree"
@@ -33,12 +33,12 @@ class Plan:
     """What a pull is to do.
 
     Attributes:
-        install: Entries to fetch that need no other.
+        install: Entries to fetch that need no other; one for each kind, key and variant.
         needers: Entries to fetch after those, each only with all that it needs.
         present: Here already, with the same bytes; or something better is, or is about to be.
         kept: Here with bytes of one's own.
         incompatible: Entries that do not fit, by the first facet that differs.
-        refused: Entries that break a rule of their kind.
+        refused: Statements that break a rule of their kind.
         missing: Entries whose needs are not to be had.
         unfit: The facet for which each incompatible entry does not fit.
     """
@@ -76,11 +76,15 @@ def make_plan(
     plan = Plan()
     fits: dict[Digest, str | None] = {}
     available = local_names(local)
+    usable: list[Live] = []
     for entry in live:
-        if not has_prefixes and (entry.statement.kind, entry.statement.canon) == (CppKind.name, COMMAND):
-            plan.incompatible[UNKNOWN_PREFIX] += 1
-        elif _is_usable(entry, environment, trees, fits, plan) and _is_wanted(entry, local, ledger, plan):
-            (plan.needers if entry.statement.needs else plan.install).append(entry)
+        sound = _sound(entry, plan)
+        placed = None if sound is None else _placed(sound, trees, plan, has_prefixes=has_prefixes)
+        if placed is not None and _fits(placed, environment, fits, plan):
+            usable.append(placed)
+    for entry, count in _one_a_name(usable):
+        if _is_wanted(entry, count, local, ledger, plan):
+            (plan.needers if _may_need(entry) else plan.install).append(entry)
     available.update(_triple(entry) for entry in plan.install)
     _drop_outranked(plan, available)
     _require_needs(plan, available)
@@ -108,22 +112,62 @@ def is_pulled(ledger: Ledger, entry: LocalEntry) -> bool:
     )
 
 
-def _is_usable(
-    entry: Live, environment: Environment, trees: Container[str], fits: dict[Digest, str | None], plan: Plan
-) -> bool:
-    statement = entry.statement
-    kind = kind_of(statement.kind)
-    if kind is None:
-        plan.incompatible[UNKNOWN_KIND] += 1
-        return False
-    try:
-        kind.check(statement)
-    except FormatError as exc:
-        plan.refused.append(_problem(entry, "name", exc.message))
-        return False
+def no_place(statement: Statement, trees: Container[str], *, has_prefixes: bool) -> str:
+    """Why nothing on this machine could take such an entry, whatever it needs; empty if something can.
+
+    Args:
+        statement: What the entry is.
+        trees: As for :func:`make_plan`.
+        has_prefixes: As for :func:`make_plan`.
+    """
+    if kind_of(statement.kind) is None:
+        return UNKNOWN_KIND
     if statement.kind == TreeKind.name and split_key(statement)[0] not in trees:
-        plan.incompatible[UNDECLARED_TREE] += 1
-        return False
+        return UNDECLARED_TREE
+    if not has_prefixes and (statement.kind, statement.canon) == (CppKind.name, COMMAND):
+        return UNKNOWN_PREFIX
+    return ""
+
+
+def _sound(entry: Live, plan: Plan) -> Live | None:
+    """``entry`` without the statements that break a rule of its kind; each of them is refused.
+
+    One that breaks a rule must not hide one that does not, whichever of them won; nor may it be
+    installed because the bytes of the winner cannot be had.
+    """
+    kind = kind_of(entry.statement.kind)
+    if kind is None:
+        return entry
+    good: list[Live] = []
+    for candidate in (entry, *entry.others):
+        try:
+            kind.check(candidate.statement)
+        except FormatError as exc:
+            plan.refused.append(_problem(candidate, "name", exc.message))
+        else:
+            good.append(candidate)
+    return _ranked(good)
+
+
+def _placed(entry: Live, trees: Container[str], plan: Plan, *, has_prefixes: bool) -> Live | None:
+    """``entry`` without the statements that have no place here; None, counted, if none has one."""
+    candidates = (entry, *entry.others)
+    reasons = [no_place(item.statement, trees, has_prefixes=has_prefixes) for item in candidates]
+    if all(reasons):
+        plan.incompatible[reasons[0]] += 1
+    return _ranked([item for item, reason in zip(candidates, reasons, strict=True) if not reason])
+
+
+def _ranked(candidates: Sequence[Live]) -> Live | None:
+    """The first of ``candidates``, with the others to fall back on; None if there are none."""
+    if not candidates:
+        return None
+    first, *others = candidates
+    return replace(first, others=tuple(replace(other, others=()) for other in others))
+
+
+def _fits(entry: Live, environment: Environment, fits: dict[Digest, str | None], plan: Plan) -> bool:
+    statement = entry.statement
     if statement.requires not in fits:
         differing = mismatches(entry.requires, environment)
         fits[statement.requires] = differing[0].facet if differing else None
@@ -134,17 +178,48 @@ def _is_usable(
     return facet is None
 
 
-def _is_wanted(entry: Live, local: LocalView, ledger: Ledger, plan: Plan) -> bool:
+def _one_a_name(entries: Iterable[Live]) -> Iterator[tuple[Live, int]]:
+    """One entry for each kind, key and variant, and how many there were.
+
+    Those that differ only in what they require are the same files. If two of them fit (made under
+    different versions of a library, say), one is enough, and a pull that took both would replace each
+    by the other for ever: the one with most signers, then as for a single identity. The others stand
+    behind it, for where its bytes cannot be had.
+    """
+    groups: dict[Triple, list[Live]] = {}
+    for entry in entries:
+        groups.setdefault(_triple(entry), []).append(entry)
+    for group in groups.values():
+        first, *rest = sorted(group, key=_rank)
+        behind = [candidate for entry in rest for candidate in (entry, *entry.others)]
+        found = _ranked([first, *first.others, *behind]) if rest else first
+        if found is not None:
+            yield found, len(group)
+
+
+def _rank(entry: Live) -> tuple[int, int, Digest, Digest]:
+    statement = entry.statement
+    seq = entry.seq if statement.kind in LATEST_KINDS else 0
+    return -len(entry.signers), -seq, statement.digest, statement.requires
+
+
+def _is_wanted(entry: Live, count: int, local: LocalView, ledger: Ledger, plan: Plan) -> bool:
+    """Whether to fetch ``entry``, which stands for ``count`` live ones."""
     statement = entry.statement
     here = local.find(statement.kind, statement.key, statement.variant)
     digests = {digest for found in here for digest in found.digests_of(statement.key)}
-    if statement.digest in digests or any(o.statement.digest in digests for o in entry.others):
-        plan.present += 1
+    if any(candidate.statement.digest in digests for candidate in (entry, *entry.others)):
+        plan.present += count
         return False
     if any(not is_pulled(ledger, found) for found in here):
-        plan.kept += 1
+        plan.kept += count
         return False
+    plan.present += count - 1
     return True
+
+
+def _may_need(entry: Live) -> bool:
+    return any(candidate.statement.needs for candidate in (entry, *entry.others))
 
 
 def _drop_outranked(plan: Plan, available: set[Triple]) -> None:
@@ -169,12 +244,13 @@ def _require_needs(plan: Plan, available: set[Triple]) -> None:
     """
     good: list[Live] = []
     for entry in plan.needers:
+        complete = with_needs(entry, available)
         lacking = lacking_need(entry, available)
-        if lacking is None:
-            good.append(entry)
-        elif facet := plan.unfit.get((lacking.kind, lacking.key, lacking.variant)):
+        if complete is not None:
+            good.append(complete)
+        elif lacking and (facet := plan.unfit.get((lacking.kind, lacking.key, lacking.variant))):
             plan.incompatible[facet] += 1
-        else:
+        elif lacking:
             plan.missing.append(_problem(entry, "needs", f"needs {lacking.kind} {lacking.key}"))
     plan.needers = good
 
@@ -182,6 +258,12 @@ def _require_needs(plan: Plan, available: set[Triple]) -> None:
 def lacking_need(entry: Live, available: set[Triple]) -> Need | None:
     """The first entry that ``entry`` needs and that is not available."""
     return next((n for n in entry.statement.needs if (n.kind, n.key, n.variant) not in available), None)
+
+
+def with_needs(entry: Live, available: set[Triple]) -> Live | None:
+    """``entry`` without the statements that need what is not available; None if all do."""
+    candidates = (entry, *entry.others)
+    return _ranked([item for item in candidates if lacking_need(item, available) is None])
 
 
 def _triple(entry: Live) -> Triple:

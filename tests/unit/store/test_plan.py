@@ -179,3 +179,87 @@ def test_small_things() -> None:
     assert lacking_need(needer(), local_names(view)) is None
     assert lacking_need(needer(), set()) == Need(kind="inductor", key=OTHER_KEY, variant=VARIANT)
     assert lacking_need(entry(), set()) is None
+
+
+def bad(**fields: Any) -> Live:
+    """A statement of the same identity as :func:`entry` that no entry of its kind can have."""
+    return _unchecked({"files": (File(name="x", size=5),)} | fields)
+
+
+def test_a_statement_that_breaks_a_rule_hides_none_that_does_not(ledger: Ledger) -> None:
+    """It is refused, and the next one takes its place."""
+    found = plan([replace(bad(), others=(entry(b"honest"), entry(b"third")))], ledger)
+    (taken,) = found.install
+    assert taken.statement.digest == digest_of(b"honest")
+    assert [other.statement.digest for other in taken.others] == [digest_of(b"third")]
+    assert [problem.reason for problem in found.refused] == ["name"]
+
+
+def test_a_statement_that_breaks_a_rule_is_nothing_to_fall_back_on(ledger: Ledger) -> None:
+    found = plan([replace(entry(), others=(bad(), entry(b"good")))], ledger)
+    (taken,) = found.install
+    assert [other.statement.digest for other in taken.others] == [digest_of(b"good")]
+    assert len(found.refused) == 1
+
+
+def test_what_is_here_counts_only_as_what_could_be_installed(ledger: Ledger) -> None:
+    """Bytes that only a refused statement names are one's own."""
+    view = local_view(local(b"bad"))
+    found = plan([replace(entry(), others=(bad(digest=digest_of(b"bad")),))], ledger, view)
+    assert (found.present, found.kept) == (0, 1) and len(found.refused) == 1
+
+
+def test_a_kernel_that_has_no_name_here_is_nothing_to_fall_back_on(ledger: Ledger) -> None:
+    own = entry(
+        kind="cpp", key=CPP, variant="", canon="files-1", files=(File(name=f"{CPP}.main.so", size=5),)
+    )
+    names = (f"{CPP}{suffix}" for suffix in (".main.command", ".main.cpp", ".main.so"))
+    files = tuple(File(name=name, size=size) for name, size in zip(names, (1, 1, 3), strict=True))
+    renamed = entry(b"moved", kind="cpp", key=CPP, variant="", canon="kernel-command-1", files=files)
+    for first, second in ((own, renamed), (renamed, own)):
+        found = make_plan([replace(first, others=(second,))], EMPTY, HERE, ledger, has_prefixes=False)
+        (taken,) = found.install
+        assert taken.statement == own.statement and taken.others == () and not found.incompatible
+    found = make_plan([renamed], EMPTY, HERE, ledger, has_prefixes=False)
+    assert dict(found.incompatible) == {"install-prefix": 1} and not found.install
+
+
+def test_needs_are_asked_of_each_statement(ledger: Ledger) -> None:
+    """One that names a need that is not to be had hides none whose needs are, nor stands in for it."""
+    lacking, complete = needer(digest_of(b"other guards")), needer()
+    for first, second in ((lacking, complete), (complete, lacking)):
+        found = plan([replace(first, others=(second,)), entry(key=OTHER_KEY)], ledger)
+        (taken,) = found.needers
+        assert taken.statement == complete.statement and taken.others == () and not found.missing
+
+
+def test_of_entries_that_differ_only_in_what_they_require_one_is_enough(ledger: Ledger) -> None:
+    """Both fit, and both are the same files: a pull that took both would replace them for ever."""
+    tables: list[dict[str, str]] = [{"python": "3.11"}, {"python": "3.11", "torch": "2.13.0"}]
+    records = [stored_record(b"bytes %d" % n, requires=table) for n, table in enumerate(tables)]
+    live = [_live(record, table) for record, table in zip(records, tables, strict=True)]
+    for order in (live, live[::-1]):
+        found = plan(order, ledger)
+        (taken,) = found.install
+        assert taken.statement.digest == min(record.statement.digest for record in records)
+        assert [o.statement.digest for o in taken.others] == [max(r.statement.digest for r in records)]
+        assert found.present == 1
+    ledger.note([noted_of(record.statement) for record in records])
+    for number in (0, 1):  # whichever was installed, nothing more is to be done
+        found = plan(live, ledger, local_view(local(b"bytes %d" % number)))
+        assert (found.present, found.kept) == (2, 0) and not found.install
+    found = plan(live, ledger, local_view(local(b"mine")))
+    assert (found.present, found.kept) == (0, 2) and not found.install
+
+
+def test_of_them_the_one_with_most_signers_is_taken(ledger: Ledger) -> None:
+    tables: list[dict[str, str]] = [{"python": "3.11"}, {"python": "3.11", "torch": "2.13.0"}]
+    for signed_twice in (0, 1):
+        records = [stored_record(b"bytes %d" % n, requires=table) for n, table in enumerate(tables)]
+        live = []
+        for number, (record, table) in enumerate(zip(records, tables, strict=True)):
+            signers = ["bob", "carol"] if number == signed_twice else ["bob"]
+            batches = [accepted(signer, [record], requires=[table]) for signer in signers]
+            live += union(batches).live.values()
+        (taken,) = plan(live, ledger).install
+        assert taken.statement == records[signed_twice].statement
