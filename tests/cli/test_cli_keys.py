@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from cache_samples import contents
 from torchrelay.signing import Ed25519Signer, parse_public_key, trust
 from torchrelay.signing.keyfiles import load_private_key
 
@@ -35,13 +36,40 @@ def test_keygen_makes_this_users_key_and_trusts_it(run, home):
     assert trust.load_policy(policy_of(home)).key(found["key_id"]) is not None
 
 
-def test_keygen_never_overwrites(run, home):
+def test_keygen_shows_the_key_that_is_there_and_changes_nothing(run, home):
     first = run("keygen", "--json").json
-    before = Path(first["file"]).read_bytes()
-    ran = run("keygen")
+    assert first["made"] is True
+    before = contents(home)
+    again = run("keygen", "--json")
+    assert (again.code, again.json) == (0, {**first, "made": False})
+    shown = run("keygen")
+    assert "was there already" in shown.out
+    assert f"torchrelay trust add {first['public_key']}" in shown.out
+    assert contents(home) == before
+
+
+@pytest.mark.parametrize("taken", ["ci", "ci.pub"])
+def test_keygen_never_overwrites(run, taken):
+    Path(taken).write_text("precious")
+    ran = run("keygen", "--key", "ci")
     assert ran.code == 2
-    assert "is not overwritten" in ran.err
-    assert Path(first["file"]).read_bytes() == before
+    assert f"{taken} exists and is not overwritten" in ran.err
+    assert Path(taken).read_text() == "precious"
+    assert [path.name for path in Path.cwd().iterdir()] == [taken]
+
+
+def test_keygen_writes_the_public_key_beside_the_private_one(run):
+    made = run("keygen", "--key", "ci", "--json").json
+    public = Path("ci.pub")
+    assert made["public_file"] == str(public.absolute())
+    assert stat.S_IMODE(public.stat().st_mode) == 0o644
+    assert parse_public_key(public.read_text()).text == made["public_key"]
+    assert run("trust", "add", "ci.pub", "--json").json["key_id"] == made["key_id"]
+
+
+def test_trust_list_shows_the_public_key(run, theirs):
+    run("trust", "add", theirs.text)
+    assert theirs.text in run("trust", "list").out
 
 
 def test_a_key_made_elsewhere_is_trusted_only_once_it_is_added(run, home):

@@ -100,13 +100,22 @@ def test_a_push_without_a_usable_key_fails_before_any_upload(run, here, flags):
 
 
 def test_a_push_with_a_public_key_in_place_of_the_private_one_uploads_nothing(run, here):
-    public = run("keygen", "--key", "k.pem", "--json").json["public_key"]
+    public = run("keygen", "--key", "k", "--json").json["public_key"]
     Path("k.pub").write_text(public)
-    Path("k.pub").chmod(0o600)
-    ran = push(run, "--key", "k.pub")
-    assert ran.code == 2
-    assert "public key" in ran.err
+    for mode in (0o600, 0o644):
+        Path("k.pub").chmod(mode)
+        ran = push(run, "--key", "k.pub")
+        assert ran.code == 2
+        assert "public key" in ran.err
+        assert "chmod" not in ran.err
     assert not Path("store").exists()
+
+
+def test_the_first_push_tells_of_the_key_that_it_made(run, here):
+    first = push(run, "--json")
+    key = run("trust", "list", "--json").json["keys"][0]["public_key"]
+    assert f"torchrelay trust add {key}" in first.err
+    assert push(run).err == ""
 
 
 def test_what_is_refused_is_named_with_its_signer_and_not_installed(run, here):

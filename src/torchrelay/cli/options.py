@@ -4,16 +4,19 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
 import os
 import re
+import shlex
+from collections.abc import Iterator
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchrelay import config
 from torchrelay.cli.text import Line
-from torchrelay.errors import FormatError, UsageError
+from torchrelay.errors import FormatError, RelayError, UsageError
 from torchrelay.limits import MAX_DOCUMENT_BYTES
 
 if TYPE_CHECKING:
@@ -122,6 +125,31 @@ def relay_of(settings: Settings) -> Relay:
         in_process=False,
         strict=True,
     )
+
+
+@contextlib.contextmanager
+def telling_of_a_new_key(settings: Settings, output: Output) -> Iterator[None]:
+    """Say so, and what others need, if what runs inside made this user's key pair; also if it fails."""
+    from torchrelay.signing.keyfiles import KEY_NAME, config_directory, load_private_key, passphrase_from
+
+    path = None
+    with contextlib.suppress(RelayError):  # whoever needs the directory will say what is wrong with it
+        named = settings.key.value is not None
+        path = None if named else config_directory(os.environ) / KEY_NAME
+    if path is None or os.path.lexists(path):
+        yield
+        return
+    try:
+        yield
+    finally:
+        with contextlib.suppress(RelayError):
+            key = load_private_key(path, passphrase_from(os.environ)).public_key
+            output.message(
+                [
+                    Line(f"made a key pair for you, {path}, and trusted it here"),
+                    Line(f"  on every machine that pulls: torchrelay trust add {shlex.quote(key.text)}"),
+                ]
+            )
 
 
 def read_environment(name: str | None) -> Environment | None:

@@ -50,10 +50,11 @@ def arguments(parser: Parser) -> None:
 
 def run(args: argparse.Namespace, output: Output) -> Report:
     """Push."""
-    relay = options.open_relay(args, output)
+    settings = options.load_settings(args, output)
+    relay = options.relay_of(settings)
     from torchrelay.relay import PushOptions
 
-    with output.progress() as progress:
+    with options.telling_of_a_new_key(settings, output), output.progress() as progress:
         return relay.push(
             PushOptions(
                 all=args.all,

@@ -20,10 +20,12 @@ def render(report: Report) -> Lines:
 
 
 def keygen(report: KeygenReport) -> Lines:
-    """A new key pair."""
+    """A key pair."""
     rows = [("key id", report.key_id), ("public key", report.public_key), ("private key", report.file)]
+    rows += [("public file", report.public_file)] if report.public_file else []
     here = "" if report.trusted else f"This machine: torchrelay trust add {shlex.quote(report.public_key)}"
     return [
+        *([] if report.made else [Line("The key pair was there already; nothing was changed.", "dim")]),
         *pairs(rows),
         *([Line(here)] if here else []),
         Line(f"Machines that pull: torchrelay trust add {shlex.quote(report.public_key)}"),
@@ -75,7 +77,7 @@ def _key(key: KeyInfo) -> Lines:
     name = f"  {key.name}" if key.name else ""
     where = f" for {' '.join(key.workloads)}" if key.workloads else ""
     lines = [Line(f"{key.key_id}{name}", "bad" if key.expired else "")]
-    return [*lines, Line(f"  {state}{where}{until}", "dim")]
+    return [*lines, Line(f"  {state}{where}{until}", "dim"), Line(f"  {key.public_key}", "dim")]
 
 
 def _texts(values: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -13,19 +13,23 @@ class ShowReport(ListReport, frozen=True):
 
 
 class KeygenReport(Report, frozen=True, kw_only=True):
-    """A key pair that was made.
+    """A key pair that was made, or was there.
 
     Attributes:
         key_id: SHA-256 of the public key.
         public_key: The public key on one line, to be handed out.
         file: Where the private key lies.
+        public_file: Where the public key was written; empty if nowhere.
         trusted: Whether this user's policy accepts what it signs.
+        made: It was made now; otherwise it was there, and nothing was changed.
     """
 
     key_id: str = ""
     public_key: str = ""
     file: str = ""
+    public_file: str = ""
     trusted: bool = False
+    made: bool = True
 
 
 class KeyInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -99,7 +99,7 @@ def load_private_key(path: Path, passphrase: Passphrase | None = None) -> Ed2551
             a wrong pass phrase, another algorithm, not a key.
         UnsafeDirectoryError: Others can exchange the file.
     """
-    text = tidy(read_file(path, what=_WHAT, limit=MAX_KEY_TEXT, secret=True, remedy=_REMEDY))
+    text = tidy(_private_text(path))
     _check_parent(path)
     label = _LABEL.match(text)
     if label is None or label.group(1) == "PUBLIC KEY":
@@ -129,6 +129,24 @@ def read_public_key(text_or_path: str) -> tuple[PublicKey, str]:
     return parse_public_key(text, name=text_or_path), text
 
 
+def _private_text(path: Path) -> str:
+    try:
+        return read_file(path, what=_WHAT, limit=MAX_KEY_TEXT, secret=True, remedy=_REMEDY)
+    except KeyFileError as exc:
+        # Anybody may read a public key, so its mode is not what is wrong with it.
+        if _holds_public_key(path):
+            raise _is_public(path) from exc
+        raise
+
+
+def _holds_public_key(path: Path) -> bool:
+    try:
+        parse_public_key(read_file(path, what=_WHAT, limit=MAX_KEY_TEXT, secret=False, remedy=_REMEDY))
+    except KeyFileError:
+        return False
+    return True
+
+
 def _check_parent(path: Path) -> None:
     try:
         check_directory(path.resolve().parent)
@@ -145,6 +163,10 @@ def _not_private(text: str, path: Path) -> KeyFileError:
         parse_public_key(text)
     except KeyFileError:
         return _error(path, "is not a private key in PEM or OpenSSH form")
+    return _is_public(path)
+
+
+def _is_public(path: Path) -> KeyFileError:
     return _error(
         path,
         "holds a public key; signing needs the private one",

@@ -92,6 +92,16 @@ def test_a_new_key_is_private_and_can_be_loaded(tmp_path: Path) -> None:
     assert [entry.name for entry in path.parent.iterdir()] == ["key.pem"]
 
 
+@pytest.mark.parametrize("mode", [0o600, 0o644, 0o444])
+def test_a_public_key_is_told_as_such_whatever_its_mode(tmp_path: Path, mode: int) -> None:
+    public = tmp_path / "k.pub"
+    public.write_text(Ed25519Signer.generate().public_key.text)
+    public.chmod(mode)
+    with pytest.raises(KeyFileError, match="holds a public key") as caught:
+        load_private_key(public)
+    assert "chmod" not in caught.value.diagnostics()
+
+
 def test_two_keys_differ(tmp_path: Path) -> None:
     assert generate_key(tmp_path / "a").public_key != generate_key(tmp_path / "b").public_key
 
