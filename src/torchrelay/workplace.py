@@ -52,7 +52,7 @@ from torchrelay.store import look
 from torchrelay.store.check import verify_local, verify_store
 from torchrelay.store.fetch import CacheDirectories, Fetch, Fetched
 from torchrelay.store.mega import MegaSink, MegaSource
-from torchrelay.store.plan import Plan, local_names, make_plan
+from torchrelay.store.plan import Plan, keep_kinds, local_names, make_plan
 from torchrelay.store.publish import Push, Scope
 from torchrelay.store.session import Session, silent
 from torchrelay.store.state import ClientState
@@ -85,8 +85,9 @@ class Workplace:
             if root == roots.inductor or os.path.lexists(root):
                 check_private(root)
         stamp = self._stamp_for_push(roots, options)
-        ledger = Ledger.open(roots.inductor)
         with self._session(policy, create=not options.dry_run) as session, _scanned(roots, stamp) as local:
+            # Not before the scan: a pull beside this one notes what it installs before it does.
+            ledger = Ledger.open(roots.inductor)
             push = Push(
                 session,
                 local,
@@ -205,9 +206,9 @@ class Workplace:
                 return verify_store(session)
             roots = self._roots()
             check_private(roots.inductor)
-            ledger = Ledger.open(roots.inductor)
-            with _scanned(roots, read_stamp(roots.inductor)) as here:
-                return verify_local(session, here, ledger, roots.inductor)
+            # What a file holds is asked of the file, never of the index.
+            with _scanned(roots, read_stamp(roots.inductor), fresh=True) as here:
+                return verify_local(session, here, Ledger.open(roots.inductor), roots.inductor)
 
     # -- Mega-Cache ------------------------------------------------------------------------------
 
@@ -230,7 +231,7 @@ class Workplace:
                 source,
                 environment=environment,
                 signer=signer,
-                ledger=Ledger(path.parent),
+                ledger=Ledger.open(self._roots().inductor),
                 scope=replace(_scope(Stamp(environment, 0), options), since_ns=0, stamped_ns=0),
                 provenance=options.provenance,
             )
@@ -246,11 +247,9 @@ class Workplace:
             plan = make_plan(view.union.live.values(), nothing, environment, Ledger(path.parent))
             sink = MegaSink()
             deadline = None if options.deadline is None else started + options.deadline
-            fetched = Fetch(session, sink, packed=view.packed, deadline=deadline).run(
-                [live for live in plan.install if live.statement.kind in MEGA_TYPES],
-                [live for live in plan.needers if live.statement.kind in MEGA_TYPES],
-                (),
-            )
+            keep_kinds(plan, MEGA_TYPES)
+            fetch = Fetch(session, sink, packed=view.packed, deadline=deadline)
+            fetched = fetch.run(plan.install, plan.needers, ())
             sink.write(path)
             seconds = time.monotonic() - started
             return _pull_report(session, view, plan, fetched, environment=environment, seconds=seconds)
@@ -412,12 +411,18 @@ def _process_start_ns() -> int:
 
 
 @contextmanager
-def _scanned(roots: Roots, stamp: Stamp | None) -> Iterator[LocalView]:
-    """What lies in the cache directories; what was learned is kept in the index afterwards."""
+def _scanned(roots: Roots, stamp: Stamp | None, *, fresh: bool = False) -> Iterator[LocalView]:
+    """What lies in the cache directories; what was learned is kept in the index afterwards.
+
+    Args:
+        roots: The directories.
+        stamp: Says which PyTorch filled them.
+        fresh: Read every file, also those that the index knows.
+    """
     version = str(stamp.environment.facets.get("torch", "")).partition(" ")[0] if stamp else None
     naming = _naming(roots.inductor, stamp)
     reading = f"{version or ''} {digest_of(repr(naming).encode())[:16]}"
-    index = Index.load(roots.inductor, reading=reading)
+    index = (Index if fresh else Index.load)(roots.inductor, reading=reading)
     try:
         yield scan_local(roots, index=index, kinds=kinds_for(version, naming))
     finally:
@@ -473,7 +478,7 @@ def _pull_report(
         installed=sum(fetched.installed.values()),
         present=plan.present,
         kept=plan.kept,
-        incompatible=dict(sorted(plan.incompatible.items())),
+        incompatible=dict(sorted((plan.incompatible + fetched.incompatible).items())),
         refused=[*view.refused, *plan.refused, *fetched.refused],
         damaged=[*view.damaged, *fetched.damaged],
         missing=[*plan.missing, *fetched.missing],

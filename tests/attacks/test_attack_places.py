@@ -32,6 +32,8 @@ from attack_world import (
 
 from cache_samples import contents, write
 from torchrelay import cli
+from torchrelay.caches import index
+from torchrelay.caches.base import Found
 from torchrelay.cli.failures import exit_code
 from torchrelay.errors import (
     DeniedError,
@@ -46,7 +48,7 @@ from torchrelay.errors import (
     UnsafeDirectoryError,
     UsageError,
 )
-from torchrelay.relay import Relay, TorchrelayWarning
+from torchrelay.relay import PullOptions, PushOptions, Relay, TorchrelayWarning
 from torchrelay.signing import keyfiles, trust
 
 ROOT = os.geteuid() == 0
@@ -546,3 +548,61 @@ def test_status_of_a_machine_that_only_pulls_says_what_it_cannot_do(world, consu
     report = consumer.relay().status()
     assert (report.exit_code, report.live, report.to_pull, report.to_push) == (0, len(world.entries), 0, 0)
     assert "nothing can be pushed from here" in "".join(report.warnings)
+
+
+def test_a_pull_beside_a_push_leaves_nothing_to_sign(world, tmp_path, monkeypatch):
+    """The ledger is read after the scan, so it knows whatever the scan can have found."""
+    producer, store = world.copy(tmp_path / "w")
+    consumer = Machine.make(tmp_path / "consumer", store)
+    trust.add_key(consumer.policy, producer.signer.public_key.text)
+    consumer.stamp()
+    real = index.Index.load
+    pulled: list[Any] = []
+
+    def load(root: Path, *, reading: str = "") -> index.Index:
+        if not pulled:
+            pulled.append(None)
+            pulled[0] = consumer.pull()
+        return real(root, reading=reading)
+
+    monkeypatch.setattr(index.Index, "load", load)  # what a push does right before it scans
+    report = consumer.push()
+    assert pulled[0].installed == len(world.entries)
+    assert (report.pushed, report.segment) == (0, "")
+
+
+@pytest.mark.parametrize("which", ["kernel", "second device"])
+def test_verify_local_asks_the_files_and_not_the_index(world, consumer, monkeypatch, which):
+    """An index that was planted, or a file that looks unchanged, hides nothing."""
+
+    def blind(found: Found) -> str:
+        return f"{found.kind} {found.key} {[file.name for file in found.files]}"
+
+    monkeypatch.setattr(index, "fingerprint", blind)
+    for device in ("0", "1"):
+        (consumer.cache / "triton" / device).mkdir(parents=True)
+    assert consumer.pull().exit_code == 0
+    assert consumer.verify(local=True).exit_code == 0
+    name = "triton/1/*/*.source" if which == "second device" else "*/*.main.so"
+    (path,) = consumer.cache.glob(name)
+    data = path.read_bytes()
+    path.write_bytes(data.replace(b"code", b"CODE").replace(b"source", b"SOURCE"))
+    assert path.read_bytes() != data
+    report = consumer.verify(local=True)
+    assert report.exit_code == 1 and len(report.damaged) == 1, report
+    assert ("triton" if which == "second device" else "cpp") in report.damaged[0].subject
+
+
+def test_a_blob_of_pulled_entries_adds_up_and_is_not_signed(world, tmp_path):
+    """What a pull installed here is somebody else's by way of a Mega-Cache blob, too."""
+    producer, store = world.copy(tmp_path / "w")
+    consumer = Machine.make(tmp_path / "consumer", store)
+    trust.add_key(consumer.policy, producer.signer.public_key.text)
+    consumer.pull()
+    blob = tmp_path / "consumer" / "blob.bin"
+    report = consumer.relay().export_mega(blob, PullOptions(environment=ENVIRONMENT))
+    assert report.incompatible == {"no-place": 3, "undeclared-tree": 1}  # cpp, triton, gemm
+    assert report.installed + 4 == len(world.entries)
+    before = objects(store)
+    imported = consumer.relay().import_mega(blob, PushOptions(environment=ENVIRONMENT))
+    assert imported.pushed == 0 and objects(store) == before

@@ -16,6 +16,7 @@ PyTorch 2.7 kept one result a key, in a file named ``entry``; such an entry says
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
 from collections.abc import Callable, Iterator
@@ -60,21 +61,25 @@ def variant_beside(root: Path, reference: GraphRef, *, torch_version: str | None
     """
     if not GRAPH_KEY.fullmatch(reference.key):
         return None
-    seen = (_guard_and_variant(root, file, torch_version) for file in graph_files(root, reference.key))
-    return min((item[1] for item in seen if item and item[0] == reference.guard), default=None)
+    found = []
+    for file in graph_files(root, reference.key):
+        with contextlib.suppress(Excluded):  # not remembered: it may be whole the next time
+            guard, named = _guard_and_variant(root, file, torch_version)
+            if guard == reference.guard:
+                found.append(named)
+    return min(found, default=None)
 
 
 @functools.lru_cache(maxsize=4096)
-def _guard_and_variant(
-    root: Path, file: FileStat, torch_version: str | None
-) -> tuple[str | None, str] | None:
-    """Of one FX file, by its stat: a graph may serve many results, and is walked once."""
-    try:
-        form = canonical_form("inductor", read_named(root, file), torch_version=torch_version)
-    except Excluded:
-        return None
+def _guard_and_variant(root: Path, file: FileStat, torch_version: str | None) -> tuple[str | None, str]:
+    """Of one FX file, by its stat: a graph may serve many results, and is walked once.
+
+    Raises:
+        Excluded: It is no whole graph, or not one that can be read.
+    """
+    form = canonical_form("inductor", read_named(root, file), torch_version=torch_version)
     if not form.facts.readable:
-        return None
+        raise Excluded(Reason.UNPARSEABLE, f"{file.name}: what it is cannot be read")
     return form.facts.guards_expr, variant("inductor", form.facts, digest_of(form.data))
 
 

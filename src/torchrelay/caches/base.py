@@ -42,6 +42,12 @@ class Roots:
     trees: Mapping[str, Path] = field(default_factory=dict)
     prefixes: Prefixes | None = None
 
+    @property
+    def places(self) -> tuple[str, ...]:
+        """The names of all directories, as :attr:`Found.place` gives them; the first is Inductor's."""
+        own = ("triton",) if self.triton is not None else ()
+        return ("inductor", *own, *(f"tree:{name}" for name in sorted(self.trees)))
+
     def root(self, place: str) -> Path:
         """The directory of a place, as :attr:`Found.place` names it."""
         if place.startswith("tree:"):
@@ -66,6 +72,7 @@ class Reason(str, Enum):
     UNSTABLE_KEY = "unstable-key"
     OLDER_THAN_SCOPE = "older-than-scope"
     OVER_BUDGET = "over-budget"
+    PULLED = "pulled"
 
 
 @dataclass(frozen=True, slots=True)

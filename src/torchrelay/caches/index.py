@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -117,7 +117,7 @@ class Index:
     """What was found in a cache directory before; use :meth:`load`.
 
     Entries that are neither looked up nor put between :meth:`load` and :meth:`save` are forgotten,
-    if their place was scanned.
+    if their place is one that :meth:`scans` named.
     """
 
     def __init__(self, root: Path, known: dict[str, Remembered] | None = None, *, reading: str = "") -> None:
@@ -147,10 +147,13 @@ class Index:
                 index._known = _shared(_BODY.decode(body))
         return index
 
+    def scans(self, places: Iterable[str]) -> None:
+        """These places are being scanned: what is not looked up in them is no longer there."""
+        self._scanned.update(places)
+
     def get(self, found: Found) -> Remembered | None:
         """What was found in these very files before."""
         name = fingerprint(found)
-        self._scanned.add(found.place)
         known = self._used.get(name) or self._known.get(name)
         if known is not None:
             self._used[name] = known
@@ -159,7 +162,6 @@ class Index:
     def put(self, found: Found, metas: Sequence[Meta], skipped: Sequence[Skipped] = ()) -> None:
         """Remember what reading ``found`` gave; for good only if it did not change just before."""
         name = fingerprint(found)
-        self._scanned.add(found.place)
         self._used[name] = _remembered(found.place, metas, skipped)
         newest = max((file.ctime_ns for file in found.files), default=0)
         if newest > time.time_ns() - _RACY_NS:

@@ -21,11 +21,11 @@ from torchrelay.digest import Digest, digest_of
 from torchrelay.errors import DamagedError, RelayError
 from torchrelay.statement import Stored
 
-# What the very same files will give again; the others may pass without a file being touched.
+# What the very same files will give again; the others may pass without a file being touched. Whether an
+# entry is incomplete depends on other files than its own.
 _LASTING = frozenset(
     {
         Reason.UNPARSEABLE,
-        Reason.INCOMPLETE,
         Reason.EMPTY,
         Reason.BAD_NAME,
         Reason.TOO_LARGE,
@@ -96,6 +96,10 @@ class LocalView:
         """The entries here of this identity, but for what they require: that is this machine's."""
         return self._by_name.get((kind, key, variant), ())
 
+    def has_needs(self, meta: Meta) -> bool:
+        """Whether what an entry needs was found; kinds that others need are looked at first."""
+        return all(self.find(need.kind, need.key, need.variant) for need in meta.needs)
+
     def excluded(self) -> dict[str, int]:
         """What is left out, counted by reason."""
         return dict(sorted(Counter(item.reason.value for item in self.skipped).items()))
@@ -146,6 +150,7 @@ def scan_local(roots: Roots, *, index: Index, kinds: Mapping[str, CacheKind] | N
         kinds: The kinds to look for; all by default.
     """
     view = LocalView(KINDS if kinds is None else kinds, index)
+    index.scans(roots.places)
     skipped: dict[tuple[str, Reason], Skipped] = {}
     for kind in view.kinds.values():
         for seen in kind.scan(roots):
@@ -158,7 +163,7 @@ def scan_local(roots: Roots, *, index: Index, kinds: Mapping[str, CacheKind] | N
 def _look(view: LocalView, kind: CacheKind, found: Found) -> Iterator[Skipped]:
     """Add the entries in ``found`` to the view; what is left out of it."""
     known = view.index.get(found)
-    if known is not None:
+    if known is not None and all(view.has_needs(meta) for meta in known.metas):
         view.remembered += 1
         for meta in known.metas:
             view._add(LocalEntry(found, meta))

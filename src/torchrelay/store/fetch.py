@@ -36,7 +36,7 @@ from torchrelay.reports import Problem
 from torchrelay.signing import VerifiedEntry
 from torchrelay.statement import Stored
 from torchrelay.storage import Get, Got
-from torchrelay.store.plan import Triple, lacking_need, with_needs
+from torchrelay.store.plan import NO_PLACE, Triple, lacking_need, with_needs
 from torchrelay.store.session import Session
 from torchrelay.store.view import PackedAt
 
@@ -70,6 +70,7 @@ class Fetched:
         refused: Entries that the verifier refused.
         damaged: Blobs that are not what was signed.
         missing: Blobs that are not there or could not be fetched.
+        incompatible: Entries that the sink had no place for.
         available: What lies in the cache directories now.
     """
 
@@ -79,6 +80,7 @@ class Fetched:
     refused: list[Problem] = field(default_factory=list)
     damaged: list[Problem] = field(default_factory=list)
     missing: list[Problem] = field(default_factory=list)
+    incompatible: Counter[str] = field(default_factory=Counter)
 
 
 class Sink(Protocol):
@@ -312,6 +314,8 @@ class Fetch:
             fetched.installed[statement.kind] += 1
             fetched.plain_bytes += statement.size
             fetched.available.add((statement.kind, statement.key, statement.variant))
+        else:
+            fetched.incompatible[NO_PLACE] += 1
         return True
 
 

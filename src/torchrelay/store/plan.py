@@ -22,6 +22,7 @@ from torchrelay.reports import Problem
 from torchrelay.statement import Need, Statement
 
 UNKNOWN_KIND = "unknown-kind"
+NO_PLACE = "no-place"
 UNDECLARED_TREE = "undeclared-tree"
 UNKNOWN_PREFIX = "install-prefix"
 
@@ -89,6 +90,15 @@ def make_plan(
     _drop_outranked(plan, available)
     _require_needs(plan, available)
     return plan
+
+
+def keep_kinds(plan: Plan, kinds: Container[str]) -> None:
+    """Count what is of another kind as incompatible: there is no place for it where this plan leads."""
+    for entries in (plan.install, plan.needers):
+        kept = [entry for entry in entries if entry.statement.kind in kinds]
+        if len(kept) < len(entries):
+            plan.incompatible[NO_PLACE] += len(entries) - len(kept)
+        entries[:] = kept
 
 
 def local_names(local: LocalView) -> set[Triple]:

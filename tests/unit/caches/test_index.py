@@ -154,12 +154,20 @@ def test_what_is_gone_is_forgotten_but_not_what_was_not_looked_at(tmp_path: Path
         index.put(found, [meta_of(ENTRY)])
     index.save()
     index = Index.load(tmp_path)
+    index.scans(["inductor"])
     assert index.get(FOUND) is not None
     index.save()
     index = Index.load(tmp_path)
     assert index.get(gone) is None
     assert index.get(FOUND) is not None
     assert index.get(other) is not None
+
+
+def test_a_place_whose_last_entry_is_gone_is_forgotten_too(tmp_path: Path) -> None:
+    index = saved(tmp_path)
+    index.scans(["inductor"])
+    index.save()
+    assert Index.load(tmp_path).get(FOUND) is None
 
 
 DAMAGE = {

@@ -9,13 +9,16 @@ from pathlib import Path
 
 import pytest
 
+import canonical_entries
 from cache_samples import CPP, HASH, KERNEL, canary, cpp_kernel, elf, triton_group, write
-from torchrelay.caches import bundle, files
+from torchrelay.caches import aot_autograd, bundle, files, inductor
 from torchrelay.caches.base import CacheKind, Entry, Excluded, FileStat, Found, Reason, Roots
 from torchrelay.caches.cpp import CppKind
 from torchrelay.caches.index import Index, Installed, meta_of
+from torchrelay.caches.inductor import graph_folder
 from torchrelay.caches.local import LocalView, scan_local
-from torchrelay.caches.registry import KINDS, kind_of
+from torchrelay.caches.pickled import content_name
+from torchrelay.caches.registry import KINDS, kind_of, kinds_for
 from torchrelay.caches.triton import TritonKind
 from torchrelay.digest import digest_of
 from torchrelay.errors import FormatError
@@ -239,3 +242,71 @@ def test_kinds_are_in_the_order_of_installation() -> None:
     assert kind_of("cudnn") is None
     with pytest.raises(TypeError):
         KINDS["mine"] = CppKind()  # type: ignore[index]
+
+
+AOT = "a" + "c" * 51
+GRAPH = "f" + "b" * 51
+
+
+def graph_file(root: Path) -> Path:
+    """The graph that :func:`result_file` needs, to be written."""
+    data = canonical_entries.dumps(canonical_entries.graph(guards_expr="g0"))
+    return root / graph_folder(GRAPH) / content_name(data)
+
+
+def result_file(root: Path) -> None:
+    """An AOTAutograd result that needs one graph."""
+    forward = canonical_entries.CompiledForward(
+        fx_graph_cache_info=(GRAPH, list(canonical_entries.LINES)), fx_graph_guard_expr="g0"
+    )
+    data = canonical_entries.dumps(canonical_entries.unbundled(compiled_fw=forward, compiled_bw=None))
+    write(root / "aotautograd" / AOT / content_name(data), data)
+
+
+def scan_as_torch(root: Path) -> LocalView:
+    kinds = kinds_for(canonical_entries.VERSION)
+    view = scan_local(Roots(root), index=Index.load(root), kinds=kinds)
+    view.index.save()
+    return view
+
+
+def kinds_found(view: LocalView) -> list[str]:
+    return sorted(item.meta.kind for item in view)
+
+
+def test_a_result_is_complete_as_soon_as_its_graph_is_there(tmp_path: Path) -> None:
+    """A scan may see it before its graph; nothing of the result's own file changes when that comes."""
+    result_file(tmp_path)
+    data = canonical_entries.dumps(canonical_entries.graph(guards_expr="g0"))
+    graph = write(graph_file(tmp_path), data[:-7])  # half written, under its final name
+    settle()
+    view = scan_as_torch(tmp_path)
+    assert kinds_found(view) == [] and view.excluded() == {"incomplete": 1, "unparseable": 1}
+    before = graph.stat()
+    graph.write_bytes(data)
+    settle()
+    assert graph.stat().st_size != before.st_size
+    assert kinds_found(scan_as_torch(tmp_path)) == ["aot_autograd", "inductor"]
+    again = scan_as_torch(tmp_path)
+    assert kinds_found(again) == ["aot_autograd", "inductor"] and again.read == 0
+    graph.unlink()
+    gone = scan_as_torch(tmp_path)
+    assert kinds_found(gone) == [] and gone.excluded() == {"incomplete": 1}
+
+
+def test_a_graph_that_could_not_be_read_once_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a process that lives on: the same file, by its stat, that was busy at first."""
+    result_file(tmp_path)
+    write(graph_file(tmp_path), canonical_entries.dumps(canonical_entries.graph(guards_expr="g0")))
+    settle()
+
+    def busy(root: Path, file: FileStat) -> bytes:
+        raise Excluded(Reason.GROWING, file.name)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(aot_autograd, "read_named", busy)
+        patched.setattr(inductor, "read_named", busy)
+        assert kinds_found(scan_as_torch(tmp_path)) == []
+    assert kinds_found(scan_as_torch(tmp_path)) == ["aot_autograd", "inductor"]
