@@ -85,4 +85,4 @@ def item(entry: LocalEntry, live: Live | None = None) -> Item:
         size=meta.size,
         files=meta.files,
     )
-    return Item(entry, statement, REQUIRES, live)
+    return Item(entry, statement, REQUIRES, live, live)

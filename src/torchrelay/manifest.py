@@ -66,6 +66,11 @@ class Live:
     others: tuple[Live, ...] = ()
 
     @property
+    def candidates(self) -> tuple[Live, ...]:
+        """This one, then :attr:`others`."""
+        return (self, *self.others)
+
+    @property
     def seq(self) -> int:
         """The highest logical counter that a signer gave this statement."""
         return max(vouched.record.seq for vouched in self.vouched)

@@ -35,9 +35,10 @@ class PushReport(Report, frozen=True):
         workload: The name the entries were published under.
         environment: Digest of the producer's environment.
         pushed: Entries newly recorded, of which some may have needed no upload.
-        held: Entries that the store holds already, or that a pull had installed.
+        held: Entries that the store holds already.
         covered: Entries whose identity the store holds with other bytes.
-        divergent: Those of `covered` that should have been the same and are not.
+        divergent: Those of `covered`, and with `--own` or `--replace` of `pushed`, whose bytes should
+            have been the same as the store's and are not.
         excluded: Entries and files left out, by reason.
         excluded_entries: What was left out for a reason worth a look (secrets, damage).
         masked: What was masked, by field and kind; never a value.
@@ -46,7 +47,8 @@ class PushReport(Report, frozen=True):
         uploaded_bytes: Bytes sent, segment included.
         plain_bytes: Canonical bytes of the pushed entries, before compression.
         requests: Requests made to the store.
-        segment: Name of the segment published; empty if there was nothing to publish.
+        segment: Name of the last segment published; empty if there was nothing to publish.
+        segments: All segments published: usually one, more if one would be too large or a gc was at work.
         failed: Blobs that could not be uploaded; their entries were not recorded.
         refused: Objects of the workload that this policy does not accept.
         damaged: Objects of the workload that are not what was signed.
@@ -70,6 +72,7 @@ class PushReport(Report, frozen=True):
     plain_bytes: int = 0
     requests: int = 0
     segment: str = ""
+    segments: list[str] = []
     failed: list[Problem] = []
     refused: list[Problem] = []
     damaged: list[Problem] = []

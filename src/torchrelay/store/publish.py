@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from torchrelay import frame
@@ -23,7 +23,7 @@ from torchrelay.batch import (
     encode_requires,
     encode_segment,
 )
-from torchrelay.caches.base import Entry, Reason, Skipped
+from torchrelay.caches.base import Entry, Excluded, Reason, Skipped
 from torchrelay.caches.ledger import Ledger
 from torchrelay.caches.local import LocalEntry
 from torchrelay.digest import Digest, digest_of
@@ -32,8 +32,10 @@ from torchrelay.errors import StorageError, TransientError
 from torchrelay.limits import MAX_RECORD_BYTES, MAX_SEGMENT_BYTES
 from torchrelay.reports import Problem, PushReport
 from torchrelay.signing import Signer, sign_batch
+from torchrelay.signing.policy import MAINTAINER
 from torchrelay.statement import FORMAT, MAX_INTEGER, Record, Statement, Stored, statement_bytes
 from torchrelay.storage import Get
+from torchrelay.store.confirm import confirm
 from torchrelay.store.doomed import read_doomed
 from torchrelay.store.layout import ENVIRONMENTS, SegmentName, environment_name
 from torchrelay.store.plan import is_pulled
@@ -48,6 +50,8 @@ from torchrelay.store.selection import (
     fate,
     in_scope,
     is_divergent,
+    known_bytes,
+    other_bytes,
     present_copy,
     reason_counts,
     without_needs,
@@ -112,7 +116,8 @@ class _Tally:
     stored: list[tuple[Item, Stored]] = field(default_factory=list)
     put_back: list[str] = field(default_factory=list)
     blobs: int = 0
-    segment: str = ""
+    spent: int = 0
+    segments: list[str] = field(default_factory=list)
 
     def leave_out(self, subject: str, reason: Reason, detail: str = "") -> None:
         self.reasons.append(reason)
@@ -137,9 +142,6 @@ class Source(Protocol):
         Raises:
             Excluded: It changed since it was found.
         """
-
-    def learn_stored(self, item: LocalEntry, stored: Stored) -> None:
-        """Told where a store holds an entry's bytes."""
 
 
 class Push:
@@ -176,9 +178,13 @@ class Push:
         self._me = signer.public_key.key_id
         self._tally = _Tally()
         self._requires: dict[tuple[str, ...], tuple[Digest, Requires]] = {}
+        self._held = Held({}, frozenset(), frozenset())
 
-    def run(self) -> PushReport:
+    def run(self, view: View | None = None) -> PushReport:
         """Do it.
+
+        Args:
+            view: What the workload holds, if that is known already.
 
         Raises:
             StorageError: The store could not be read, or nothing could be written to it.
@@ -186,7 +192,7 @@ class Push:
             TrustError: The store went backwards and the policy refuses that.
         """
         started = time.monotonic()
-        view = load_view(self._session, thorough=self._scope.repair)
+        view = view or load_view(self._session, thorough=self._scope.repair)
         doomed = read_doomed(self._session.backend)
         self._sort(view, doomed)
         if not self._scope.dry_run:
@@ -201,14 +207,24 @@ class Push:
             self._tally.leave_out(skipped.path, skipped.reason, skipped.detail)
         chosen, older = in_scope(self._local.items, self._scope.since_ns, self._scope.stamped_ns)
         self._tally.reasons += [Reason.OLDER_THAN_SCOPE] * older
-        own = [entry for entry in chosen if not is_pulled(self._ledger, entry)]
-        self._tally.held += len(chosen) - len(own)
-        items = [self._item(entry, view) for entry in own]
-        held = self._held(items, view, doomed)
+        pulled = [entry for entry in chosen if is_pulled(self._ledger, entry)]
+        self._leave_to_others(pulled, view)
+        gone = {id(entry) for entry in pulled}
+        items = [self._item(entry, view) for entry in chosen if id(entry) not in gone]
+        self._held = self._look(items, view, doomed)
         for item in items:
-            self._place(item, held)
+            self._place(item)
         self._keep_budget()
-        self._require_needs(view, held)
+        self._require_needs(view)
+
+    def _leave_to_others(self, pulled: Sequence[LocalEntry], view: View) -> None:
+        """What a pull installed is never signed, whether or not *this* store has it."""
+        known = known_bytes(view.held) if pulled else frozenset()
+        for entry in pulled:
+            if any((entry.meta.kind, form.key, form.digest) in known for form in entry.forms):
+                self._tally.held += 1
+            else:
+                self._tally.leave_out(f"{entry.meta.kind} {entry.meta.key}", Reason.PULLED)
 
     def _item(self, entry: LocalEntry, view: View) -> Item:
         meta = entry.meta
@@ -226,7 +242,9 @@ class Push:
             size=meta.size,
             files=meta.files,
         )
-        return Item(entry, statement, requires, view.union.live.get(statement.identity))
+        identity = statement.identity
+        live, served = view.held.live.get(identity), view.union.live.get(identity)
+        return Item(entry, statement, requires, live, served)
 
     def _requires_of(self, facets: tuple[str, ...]) -> tuple[Digest, Requires]:
         known = self._requires.get(facets)
@@ -235,21 +253,22 @@ class Push:
             known = self._requires[facets] = (encode_requires(requires)[0], requires)
         return known
 
-    def _held(self, items: Collection[Item], view: View, doomed: frozenset[str]) -> Held:
-        asked = blobs_of_interest(items) | blobs_of_needs(items, view.union)
+    def _look(self, items: Collection[Item], view: View, doomed: frozenset[str]) -> Held:
+        asked = blobs_of_interest(items) | blobs_of_needs(items, view.held)
         sizes = stored_sizes(self._session.backend, asked)
         marked = self._session.state.marked()
         if self._scope.repair:
             marked |= unreadable_blobs(self._session, items, sizes)
         return Held(sizes, doomed, marked)
 
-    def _place(self, item: Item, held: Held) -> None:
-        tally = self._tally
+    def _place(self, item: Item) -> None:
+        tally, held, scope = self._tally, self._held, self._scope
         if len(statement_bytes(item.statement)) > MAX_STATEMENT_BYTES:
             tally.leave_out(item.label, Reason.TOO_LARGE, f"{len(item.statement.files)} files")
             return
-        decided = fate(item, held, self._me, own=self._scope.own, replace=self._scope.replace)
-        if is_divergent(item):
+        decided = fate(item, held, self._me, own=scope.own, replace=scope.replace)
+        beside = (scope.own or scope.replace) and decided is not Fate.HELD
+        if (decided is Fate.COVERED or beside) and is_divergent(item):
             tally.divergent.append(item.label)
         if decided is Fate.HELD:
             tally.held += 1
@@ -271,12 +290,12 @@ class Push:
         tally.sign, tally.send = tally.sign[:most], tally.send[:room]
         tally.reasons += [Reason.OVER_BUDGET] * dropped
 
-    def _require_needs(self, view: View, held: Held) -> None:
+    def _require_needs(self, view: View) -> None:
         """An entry whose needs are nowhere would never be a hit: it is left out."""
         tally = self._tally
         going = [*tally.send, *(item for item, _ in tally.sign)]
 
-        lacking = without_needs(going, view.union, held.has_any)
+        lacking = without_needs(going, view.held, self._held.has_any)
         gone = {id(item) for item, _ in lacking}
         for item, need in lacking:
             tally.leave_out(item.label, Reason.INCOMPLETE, f"needs {need.kind} {need.key}")
@@ -312,17 +331,22 @@ class Push:
 
     def _send(self, view: View, doomed: frozenset[str]) -> None:
         seq = self._next_seq(view)
+        self._confirm()
         sent = self._upload(self._tally.send, doomed)
-        recorded = [*sent.stored, *self._tally.sign]
-        self._drop_needers(recorded, sent, view)
+        recorded = self._without_needers([*sent.stored, *self._tally.sign], view)
+        if not recorded:
+            _raise(sent.error)
+            return
         for _ in range(GC_ROUNDS):
-            if not recorded:
-                return
             self._publish(recorded, seq)
-            self._note_stored(recorded)
+            self._tally.stored += recorded
             doomed = read_doomed(self._session.backend)
             overtaken = [item for item, stored in recorded if stored.name in doomed]
-            recorded = list(self._upload(overtaken, doomed).stored)
+            if not overtaken:
+                return
+            recorded = self._again(overtaken, view, doomed)
+            if not recorded:
+                return
         raise TransientError(
             "a gc keeps deleting what this push publishes",
             remedy="Wait until the gc is done, then push again.",
@@ -334,19 +358,39 @@ class Push:
         remembered = self._session.state.memory(self._session.workload).highest_seq
         return min(max(view.union.highest_seq, remembered) + 1, MAX_INTEGER)
 
-    def _note_stored(self, recorded: Sequence[tuple[Item, Stored]]) -> None:
-        known = {id(item) for item, _ in self._tally.stored}
-        for item, stored in recorded:
-            self._local.learn_stored(item.local, stored)
-            if id(item) not in known:
-                self._tally.stored.append((item, stored))
+    def _again(
+        self, overtaken: Sequence[Item], view: View, doomed: frozenset[str]
+    ) -> list[tuple[Item, Stored]]:
+        """Upload once more what a gc is about to delete; what cannot be is no longer counted as pushed."""
+        tally = self._tally
+        gone = {id(item) for item in overtaken}
+        self._held = replace(self._held, doomed=doomed)
+        again = self._upload(overtaken, doomed).stored
+        left = [(item, stored) for item, stored in tally.stored if id(item) not in gone]
+        kept = {id(item) for item, _ in self._without_needers([*left, *again], view)}
+        tally.stored = [(item, stored) for item, stored in left if id(item) in kept]
+        return [(item, stored) for item, stored in again if id(item) in kept]
+
+    def _confirm(self) -> None:
+        """Add this signer's word only to blobs that do hold the entry's bytes."""
+        tally = self._tally
+        found = confirm(self._session, tally.sign, self._held, self._load)
+        self._leave_out_changed(found.changed)
+        tally.sign = found.good
+        tally.send += found.send
+
+    def _leave_out_changed(self, changed: Iterable[tuple[Item, Excluded]]) -> None:
+        for item, excluded in changed:
+            self._tally.leave_out(item.label, excluded.reason, excluded.detail)
 
     def _upload(self, items: Sequence[Item], doomed: frozenset[str]) -> Sent:
-        sent = upload(self._session, items, self._load, doomed, max_bytes=self._scope.max_bytes)
+        budget = self._scope.max_bytes
+        left = None if budget is None else budget - self._tally.spent
+        sent = upload(self._session, items, self._load, doomed, max_bytes=left)
+        self._tally.spent += sent.spent
         for item, reason in sent.failed:
             self._tally.failed.append(Problem(subject=item.label, reason="upload", detail=reason))
-        for item, excluded in sent.changed:
-            self._tally.leave_out(item.label, excluded.reason, excluded.detail)
+        self._leave_out_changed(sent.changed)
         for item in sent.over:
             self._tally.leave_out(item.label, Reason.OVER_BUDGET)
         self._session.state.unmark(stored.name for _, stored in sent.stored)
@@ -356,22 +400,21 @@ class Push:
     def _load(self, item: Item) -> Entry:
         return self._local.load(item.local)
 
-    def _drop_needers(self, recorded: list[tuple[Item, Stored]], sent: Sent, view: View) -> None:
-        """What needs an entry whose upload failed is not recorded either."""
-        if not (sent.failed or sent.changed or sent.over):
-            return
-        lacking = {
-            id(item): need
-            for item, need in without_needs((i for i, _ in recorded), view.union, lambda live: True)
-        }
-        for item, _ in recorded:
-            if id(item) in lacking:
-                self._tally.leave_out(item.label, Reason.INCOMPLETE, f"needs {lacking[id(item)].key}")
-        recorded[:] = [(item, stored) for item, stored in recorded if id(item) not in lacking]
+    def _without_needers(
+        self, recorded: Sequence[tuple[Item, Stored]], view: View
+    ) -> list[tuple[Item, Stored]]:
+        """``recorded`` without what needs an entry whose upload failed, which is left out."""
+        lacking = without_needs((item for item, _ in recorded), view.held, self._held.has_any)
+        for item, need in lacking:
+            self._tally.leave_out(item.label, Reason.INCOMPLETE, f"needs {need.kind} {need.key}")
+        gone = {id(item) for item, _ in lacking}
+        return [(item, stored) for item, stored in recorded if id(item) not in gone]
 
     def _publish(self, recorded: Sequence[tuple[Item, Stored]], seq: int) -> None:
         """One segment, or several if one would be more than readers take."""
         lines = [encode_record(self._record(item, stored, seq)) for item, stored in recorded]
+        name = environment_name(self._environment.digest)
+        _raise(self._session.backend.put_many({name: self._environment.encode()})[name])
         for start, end in parts([len(line) for line in lines]):
             self._publish_segment(recorded[start:end], lines[start:end])
 
@@ -380,13 +423,9 @@ class Push:
         header, signature = sign_batch(self._signer, self._header(recorded, lines))
         segment = frame.compress(encode_segment(header, signature, lines))
         name = SegmentName(self._session.workload, environment.digest, digest_of(segment))
-        for error in self._session.backend.put_many(
-            {environment_name(environment.digest): environment.encode()}
-        ).values():
-            _raise(error)
         _raise(self._session.backend.put_many({str(name): segment})[str(name)])
         self._session.state.keep_segment(self._session.workload, name.digest, segment)
-        self._tally.segment = name.digest
+        self._tally.segments.append(name.digest)
 
     def _record(self, item: Item, stored: Stored, seq: int) -> Record:
         return Record(
@@ -418,17 +457,20 @@ class Push:
     def _withdrawn(self, recorded: Sequence[tuple[Item, Stored]]) -> tuple[Withdrawal, ...]:
         return tuple(
             Withdrawal(
-                kind=live.statement.kind,
-                key=live.statement.key,
-                variant=live.statement.variant,
-                requires=live.statement.requires,
-                digest=live.statement.digest,
+                kind=other.kind,
+                key=other.key,
+                variant=other.variant,
+                requires=other.requires,
+                digest=other.digest,
             )
             for item, _ in recorded
-            if item.live
-            for live in (item.live, *item.live.others)
-            if live.statement.digest != item.statement.digest
+            for other in other_bytes(item)
         )
+
+    def _advice(self) -> Iterator[str]:
+        key = self._session.policy.key(self._me)
+        if self._scope.replace and key is not None and MAINTAINER not in key.roles:
+            yield f"key {self._me[:16]} is no maintainer, so --replace withdraws nothing of other signers"
 
     def _report(self, view: View, seconds: float) -> PushReport:
         tally, counters = self._tally, self._session.backend.counters
@@ -449,12 +491,14 @@ class Push:
             uploaded_bytes=counters.uploaded_bytes,
             plain_bytes=sum(item.statement.size for item in items),
             requests=counters.requests,
-            segment=tally.segment,
+            segment=tally.segments[-1] if tally.segments else "",
+            segments=tally.segments,
             failed=tally.failed,
             refused=list(view.refused),
             damaged=list(view.damaged),
             warnings=[
                 *view.warnings,
+                *self._advice(),
                 *(f"{name} was damaged or gone, and was put back" for name in tally.put_back),
             ],
             dry_run=self._scope.dry_run,

@@ -29,6 +29,6 @@ def damaged_blobs(session: Session, wanted: Mapping[str, Stored]) -> Iterable[st
 
 def _stored(items: Iterable[Item]) -> Iterable[Stored]:
     for item in items:
-        for live in (item.live, *item.live.others) if item.live else ():
+        for live in item.live.candidates if item.live else ():
             for vouched in live.vouched:
                 yield vouched.record.stored

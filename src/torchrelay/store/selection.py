@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -24,7 +24,7 @@ class Fate(Enum):
     HELD = "held"
     """This signer's record of these bytes is live and its blob is there."""
     SIGN = "sign"
-    """Others hold these bytes: a record is added, no blob."""
+    """The store holds these bytes: a record is added, no blob."""
     SEND = "send"
     """Blob and record go up."""
     COVERED = "covered"
@@ -39,13 +39,16 @@ class Item:
         local: The entry as found.
         statement: What will be claimed of it.
         requires: The facets that it needs.
-        live: What the store holds for the identity, if anything.
+        live: What trusted keys have published for the identity, if anything, whether or not there are
+            enough of them for a reader.
+        served: What a reader gets for it, if anything.
     """
 
     local: LocalEntry
     statement: Statement
     requires: Requires
     live: Live | None
+    served: Live | None
 
     @property
     def identity(self) -> Identity:
@@ -79,7 +82,7 @@ class Held:
 
     def has_any(self, live: Live) -> bool:
         """Whether a blob of a live entry is there."""
-        return any(self.has(v.record.stored) for one in (live, *live.others) for v in one.vouched)
+        return any(self.has(v.record.stored) for one in live.candidates for v in one.vouched)
 
 
 def in_scope(
@@ -116,11 +119,17 @@ def blobs_of_interest(items: Iterable[Item]) -> set[str]:
     return {name for item in items for live in _lives(item) for name in _names(live)}
 
 
+def known_bytes(folded: Union) -> frozenset[tuple[str, str, Digest]]:
+    """Kind, key and digest of all that the store's records state."""
+    statements = (one.statement for live in folded.live.values() for one in live.candidates)
+    return frozenset((s.kind, s.key, s.digest) for s in statements)
+
+
 def blobs_of_needs(items: Iterable[Item], folded: Union) -> set[str]:
     """The blobs of live entries that ``items`` need."""
     needed = {(n.kind, n.key, n.variant) for item in items for n in item.statement.needs}
     lives = (live for identity, live in folded.live.items() if _triple(identity) in needed)
-    return {name for live in lives for one in (live, *live.others) for name in _names(one)}
+    return {name for live in lives for one in live.candidates for name in _names(one)}
 
 
 def _names(live: Live) -> Iterable[str]:
@@ -128,40 +137,57 @@ def _names(live: Live) -> Iterable[str]:
 
 
 def _lives(item: Item) -> tuple[Live, ...]:
-    return (item.live, *item.live.others) if item.live else ()
+    return item.live.candidates if item.live else ()
 
 
 def present_copy(item: Item, held: Held) -> Stored | None:
-    """A blob in the store that holds exactly the entry's bytes."""
+    """A blob in the store that somebody says holds exactly the entry's bytes."""
+    return next(present_copies(item, held), None)
+
+
+def present_copies(item: Item, held: Held) -> Iterator[Stored]:
+    """All such blobs; one name may come more than once."""
     for live in _lives(item):
         if live.statement.digest == item.statement.digest:
             for vouched in live.vouched:
                 if held.has(vouched.record.stored):
-                    return vouched.record.stored
-    return None
+                    yield vouched.record.stored
 
 
 def fate(item: Item, held: Held, me: Digest, *, own: bool, replace: bool) -> Fate:
     """What to do with ``item`` (design §5, *Held*)."""
     if present_copy(item, held) is not None:
-        return Fate.HELD if _signed_by(item, me) else Fate.SIGN
+        # With other bytes there, a replacement has still to withdraw them.
+        done = _is_mine(item, held, me) and not (replace and other_bytes(item))
+        return Fate.HELD if done else Fate.SIGN
     if own or replace or item.statement.kind in LATEST_KINDS:
         return Fate.SEND
-    others = (v.record for live in _lives(item) for v in live.vouched)
+    # Only what readers get covers anything: one builder's bytes must not keep others from a quorum.
+    served = item.served.candidates if item.served else ()
+    others = (v.record for live in served for v in live.vouched)
     if any(r.statement.digest != item.statement.digest and held.has(r.stored) for r in others):
         return Fate.COVERED
     return Fate.SEND
 
 
-def _signed_by(item: Item, me: Digest) -> bool:
-    return any(live.statement == item.statement and me in live.signers for live in _lives(item))
+def _is_mine(item: Item, held: Held, me: Digest) -> bool:
+    """Whether this signer's own record names a blob that is there; what others name proves nothing."""
+    return any(
+        vouched.key_id == me and held.has(vouched.record.stored)
+        for live in _lives(item)
+        if live.statement == item.statement
+        for vouched in live.vouched
+    )
+
+
+def other_bytes(item: Item) -> list[Statement]:
+    """What the store has for the identity with other bytes."""
+    return [live.statement for live in _lives(item) if live.statement.digest != item.statement.digest]
 
 
 def is_divergent(item: Item) -> bool:
     """Whether the store holds other bytes where there is no room for a difference."""
-    return item.statement.kind in CANONICAL_KINDS and any(
-        live.statement.digest != item.statement.digest for live in _lives(item)
-    )
+    return item.statement.kind in CANONICAL_KINDS and bool(other_bytes(item))
 
 
 def without_needs(

@@ -13,7 +13,7 @@ from torchrelay.batch import Pack
 from torchrelay.digest import Digest, digest_of
 from torchrelay.errors import DamagedError, NotFoundError, TooLargeError, TrustError
 from torchrelay.limits import MAX_SEGMENT_BYTES
-from torchrelay.manifest import Accepted, Union, superseded
+from torchrelay.manifest import Accepted, Union, superseded, union
 from torchrelay.reports import Problem
 from torchrelay.signing import Admission, Refusal
 from torchrelay.storage import Get, Got
@@ -36,7 +36,9 @@ class View:
     """What the accepted batches of a workload say together.
 
     Attributes:
-        union: The live entries.
+        union: What the policy lets a reader have.
+        held: The same without its threshold and without leaving out what is divergent: what a push
+            need not publish again.
         segments: All segments listed, accepted or not.
         environments: Where the accepted entries were made.
         packed: Blobs that a pack holds too, by stored digest.
@@ -48,6 +50,7 @@ class View:
     """
 
     union: Union
+    held: Union
     segments: tuple[SegmentName, ...]
     environments: frozenset[Digest]
     packed: Mapping[Digest, PackedAt]
@@ -95,9 +98,11 @@ def load_view(session: Session, *, thorough: bool = False) -> View:
     segments = tuple(listed)
     checkpoints = [a for a in gathered.admissions if a.checkpoint_accepted and a.segment.checkpoint]
     folded, refused = session.verifier.union(gathered.admissions, workload=session.workload)
+    filtered = session.verifier.requires_threshold(session.workload) > 1 or bool(refused)
     warnings = _notice_rollback(session, segments, gathered, checkpoints, folded.highest_seq)
     return View(
         union=folded,
+        held=union(gathered.accepted) if filtered else folded,
         segments=segments,
         environments=frozenset(item.batch.header.environment for item in gathered.accepted),
         packed=_packed(checkpoints),

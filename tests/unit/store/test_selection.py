@@ -21,6 +21,7 @@ from torchrelay.store.selection import (
     fate,
     in_scope,
     is_divergent,
+    known_bytes,
     present_copy,
     reason_counts,
     without_needs,
@@ -98,6 +99,13 @@ CASES = {
     "own-anothers-same-bytes": Case(Fate.SIGN, live_of(("bob", MINE)), held(MINE), own=True),
     "replace-others": Case(Fate.SEND, live_of(("bob", OTHERS)), held(OTHERS), replace=True),
     "replace-with-the-same": Case(Fate.HELD, live_of(("me", MINE)), held(MINE), replace=True),
+    "replace-others-beside-mine": Case(
+        Fate.SIGN, live_of(("me", MINE), ("bob", OTHERS)), held(MINE, OTHERS), replace=True
+    ),
+    "own-others-beside-mine": Case(
+        Fate.HELD, live_of(("me", MINE), ("bob", OTHERS)), held(MINE, OTHERS), own=True
+    ),
+    "mine-gone-and-anothers-copy-there": Case(Fate.SIGN, live_of(("me", MINE), ("bob", COPY)), held(COPY)),
     "pgo-newer": Case(Fate.SEND, live_of(("bob", pgo(b"old"))), held(pgo(b"old")), kind="pgo"),
     "pgo-same": Case(Fate.HELD, live_of(("me", pgo(b"plain"))), held(pgo(b"plain")), kind="pgo"),
     "pgo-anothers-same": Case(Fate.SIGN, live_of(("bob", pgo(b"plain"))), held(pgo(b"plain")), kind="pgo"),
@@ -112,6 +120,20 @@ def test_fate(case: Case) -> None:
     assert (copy is not None) == (case.expected in {Fate.HELD, Fate.SIGN})
     if copy is not None:
         assert case.held.has(copy)
+
+
+def test_what_no_reader_gets_covers_nothing() -> None:
+    pushed = replace(item(local(), live_of(("bob", OTHERS))), served=None)
+    assert fate(pushed, held(OTHERS), ME, own=False, replace=False) is Fate.SEND
+    mine = replace(item(local(), live_of(("me", MINE), ("bob", OTHERS))), served=None)
+    assert fate(mine, held(MINE, OTHERS), ME, own=False, replace=False) is Fate.HELD
+
+
+def test_known_bytes_are_those_of_all_statements() -> None:
+    folded = union([accepted("bob", [OTHERS]), accepted("me", [MINE])])
+    key = MINE.statement.key
+    wanted = {("inductor", key, digest_of(plain)) for plain in (b"plain", b"other bytes")}
+    assert known_bytes(folded) == wanted
 
 
 def test_the_copy_that_is_not_doomed_is_named() -> None:
