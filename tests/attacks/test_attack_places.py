@@ -25,11 +25,13 @@ from attack_world import (
     environ,
     key,
     names,
+    names_of,
     objects,
     python,
     write_graph,
 )
 
+import cache_samples
 from cache_samples import contents, write
 from torchrelay import cli
 from torchrelay.caches import index
@@ -606,3 +608,15 @@ def test_a_blob_of_pulled_entries_adds_up_and_is_not_signed(world, tmp_path):
     before = objects(store)
     imported = consumer.relay().import_mega(blob, PushOptions(environment=ENVIRONMENT))
     assert imported.pushed == 0 and objects(store) == before
+
+
+def test_a_secret_in_a_kernel_keeps_it_here(producer):
+    """The ways in: a source, a library and a GPU kernel's source."""
+    folder = cache_samples.CPP_FOLDER
+    source = producer.cache / folder / f"{cache_samples.CPP}.main.cpp"
+    source.write_bytes(b"// redis://:hunter2pw@host:6379\nint main;")
+    cache_samples.triton_group(producer.cache / "triton" / "0", salt=b"\npassword = 'hunter2hunter2'\n")
+    report = producer.push()
+    assert {p.reason for p in report.excluded_entries} == {"secret"} and report.excluded["secret"] == 2
+    assert "hunter2" not in names_of(report.excluded_entries)
+    assert not {"cpp", "triton"} & report.by_kind.keys() and report.pushed

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from torchrelay import limits
 from torchrelay.caches.base import Excluded, FileStat, Found, Reason
 from torchrelay.caches.files import read_stable
+from torchrelay.canonical.secrets import secret_in_file
 from torchrelay.errors import DamagedError, FormatError
 from torchrelay.statement import File, Statement
 
@@ -24,12 +25,17 @@ def read_files(found: Found, files: Sequence[FileStat]) -> list[tuple[str, bytes
     """The last names and contents of ``files``, each the very file that was scanned.
 
     Raises:
-        Excluded: One changed since the scan, or all are too many or too large for one entry.
+        Excluded: One changed since the scan, all are too many or too large for one entry, or one holds
+            a secret.
     """
     size = sum(file.size for file in files)
     if size > limits.MAX_ENTRY_BYTES or len(files) > limits.MAX_FILES:
         raise Excluded(Reason.TOO_LARGE, f"{len(files)} files of {size} bytes")
-    return [(last(file.name), read_stable(found.root, file) if file.size else b"") for file in files]
+    contents = [(last(file.name), read_stable(found.root, file) if file.size else b"") for file in files]
+    for name, data in contents:
+        if (kind := secret_in_file(data)) is not None:
+            raise Excluded(Reason.SECRET, f"{kind} in {name}")
+    return contents
 
 
 def join(contents: Sequence[tuple[str, bytes]]) -> tuple[bytes, tuple[File, ...]]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import platform
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import ClassVar
 
@@ -48,6 +48,7 @@ class TreeKind(CacheKind):
 
     def scan(self, roots: Roots) -> Iterator[Found | Skipped]:
         """Each folder that holds files, below each declared root; other roots in it are left out."""
+        check_trees(roots)
         for name, root in sorted(roots.trees.items()):
             check_tree_name(name)
             others = {os.path.realpath(path) for path in _paths(roots)} - {os.path.realpath(root)}
@@ -109,6 +110,37 @@ def check_tree_name(name: str) -> str:
             subject=name[:80],
         )
     return name
+
+
+def check_trees(roots: Roots, private: Iterable[Path] = ()) -> None:
+    """No declared tree takes in what is not a framework's own.
+
+    A tree's files are pushed as they are. So its root is neither one of the other cache directories
+    nor in one, whose entries have kinds of their own; it is not the folder that one lies in; and it
+    holds nothing of ``private``.
+
+    Args:
+        roots: The cache directories.
+        private: Directories whose contents must never leave this machine: keys, and what is
+            remembered of stores.
+
+    Raises:
+        UsageError: A tree does.
+    """
+    caches = [Path(os.path.realpath(path)) for path in (roots.inductor, roots.triton) if path is not None]
+    secret = [Path(os.path.realpath(path)) for path in private]
+    for name, root in roots.trees.items():
+        check_tree_name(name)
+        real = Path(os.path.realpath(root))
+        for path in (*caches, *secret):
+            above = real in path.parents if path in secret else real == path.parent
+            if above or real == path or path in real.parents:
+                raise UsageError(
+                    f"the tree {name} at {root} and {path} must not lie in one another",
+                    remedy="Name the directory that the framework itself keeps its cache in: "
+                    "--tree vllm=PATH.",
+                    subject=name,
+                )
 
 
 def is_declared(statement: Statement, roots: Roots) -> bool:

@@ -115,6 +115,7 @@ def _families() -> tuple[tuple[re.Pattern[bytes], tuple[bytes, ...]], ...]:
 
 
 _FAMILIES = _families()
+_PRINTABLE = re.compile(rb"[\t\n\r\x20-\x7e]{8,}")
 _BATCH = 1 << 20
 _BEFORE = 128  # no expression matches further than this before its literal,
 _AFTER = 1024  # or ends further than this behind it
@@ -135,6 +136,18 @@ def first_secret(texts: Sequence[bytes | memoryview]) -> tuple[int, str] | None:
         if kind is not None:
             return index, kind
     return None
+
+
+def secret_in_file(data: bytes) -> str | None:
+    """The kind of the first secret in a file's contents, whatever sort of file it is; None if there is none.
+
+    In a file that is no text, only runs of printable characters count: what stands between them cannot
+    be part of a secret, and would join what does not belong together.
+    """
+    if not _possible([data]):
+        return None
+    hit = first_secret([data] if b"\0" not in data else _PRINTABLE.findall(data))
+    return None if hit is None else hit[1]
 
 
 def _possible(texts: Iterable[bytes | memoryview]) -> list[Pattern]:

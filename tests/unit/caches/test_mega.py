@@ -242,5 +242,6 @@ def test_what_is_left_out_is_told() -> None:
 
 
 def test_a_blob_of_pytorch_2_7_has_its_old_file_name() -> None:
-    found = entries_from_mega(WHOLE[:2], torch_version="2.7.1")
+    graph_ = MegaItem("inductor", FX_A, graph("s0 < 3", runnable_graph_str="# none"))
+    found = entries_from_mega([WHOLE[0], graph_], torch_version="2.7.1")
     assert [file.name for file in found[0].files] == ["entry"]  # type: ignore[union-attr]

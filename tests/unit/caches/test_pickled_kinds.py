@@ -110,7 +110,7 @@ def record_of(entry: Entry, **changes: Any) -> dict[str, Any]:
 Case = tuple[CacheKind, Callable[..., str], bytes]
 CASES: dict[str, Case] = {
     "inductor": (InductorKind(TORCH), put_graph, graph()),
-    "inductor-raw": (InductorKind(None), put_graph, graph()),
+    "inductor-raw": (InductorKind(None), put_graph, graph(runnable_graph_str="# none")),
     "aot_autograd": (AotAutogradKind(TORCH), put_result, result()),
     "pgo": (PgoKind(), put_profile, dump({"sizes": [1, 2]})),
     "precompile": (PrecompileKind(), put_package, dump({"dynamo": None})),
@@ -119,7 +119,8 @@ cases = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 
 
 def fill(root: Path, case: Case) -> str:
-    put_graph(root, graph())  # what an AOTAutograd entry needs
+    if not isinstance(case[0], InductorKind):
+        put_graph(root, graph())  # what an AOTAutograd entry needs
     return case[1](root, case[2])
 
 
@@ -140,7 +141,8 @@ def test_what_goes_out_comes_in_again_byte_for_byte(tmp_path: Path, case: Case) 
     written = (tmp_path / "b" / installed).read_bytes()
     if entry.canon == "raw":
         assert (installed, written) == (name, data)
-    put_graph(tmp_path / "b", graph())
+    if not isinstance(kind, InductorKind):
+        put_graph(tmp_path / "b", graph())
     assert unmasked(entry) in [unmasked(item) for item in entries(kind, tmp_path / "b")]
     assert list((tmp_path / "b" / files.TEMPORARY_FOLDER).iterdir()) == []
 
@@ -595,7 +597,7 @@ def test_signed_bytes_that_are_not_in_the_form_they_claim(tmp_path: Path, change
 
 def test_the_old_place_of_pytorch_2_7(tmp_path: Path) -> None:
     kind = AotAutogradKind("2.7.1")
-    put_graph(tmp_path / "a", graph())
+    put_graph(tmp_path / "a", graph(runnable_graph_str="# none"))
     put(tmp_path / "a", f"aotautograd/{AOT}/entry", result())
     entry = only(kind, tmp_path / "a")
     assert [file.name for file in entry.files] == ["entry"]
@@ -604,6 +606,19 @@ def test_the_old_place_of_pytorch_2_7(tmp_path: Path) -> None:
     kind.check(given.statement)
     assert kind.install(given, Roots(tmp_path / "b"))[1] == (f"aotautograd/{AOT}/entry",)
     assert (tmp_path / "b" / "aotautograd" / AOT / "entry").read_bytes() == result()
+
+
+@pytest.mark.parametrize("version", [None, "2.7.1", "2.99.0"])
+def test_a_dump_of_the_environment_that_cannot_be_masked_keeps_an_entry_here(
+    tmp_path: Path, version: str | None
+) -> None:
+    """Also where no value looks like a secret: only the one who set it knows that."""
+    dump_ = "import os\nos.environ['TORCHINDUCTOR_X'] = 'opensesame'\n"
+    put_graph(tmp_path, graph(runnable_graph_str=dump_))
+    assert reason_of(InductorKind(version), tmp_path) is Reason.SECRET
+    assert only(InductorKind("2.13.0"), tmp_path).canon == "pickle-1/torch-2.13"
+    put_result(tmp_path, dump({"text": dump_}))
+    assert reason_of(AotAutogradKind(version), tmp_path) is Reason.SECRET
 
 
 def test_keys_given_by_hand_are_held_to_the_same_patterns() -> None:

@@ -12,7 +12,7 @@ import pytest
 from cache_samples import canary, contents, elf, entries_in, found_in, opened, write
 from torchrelay import limits
 from torchrelay.caches.base import Excluded, Reason, Roots
-from torchrelay.caches.tree import TreeKind, is_declared
+from torchrelay.caches.tree import TreeKind, check_trees, is_declared
 from torchrelay.environment import FACETS
 from torchrelay.errors import DamagedError, FormatError, NotFoundError, UsageError
 from torchrelay.statement import File
@@ -78,11 +78,59 @@ def test_locks_temporaries_and_bytecode_beside_files_are_no_part_of_them(tmp_pat
 
 def test_caches_of_their_own_below_a_root_are_left_to_their_kinds(tmp_path: Path) -> None:
     sample(tmp_path)
-    write(tmp_path / "inductor" / "fxgraph" / "x", b"1")
-    write(tmp_path / "triton" / "x", b"1")
+    below = tmp_path / "ab12"
+    write(below / "inductor" / "fxgraph" / "x", b"1")
+    write(below / "triton" / "x", b"1")
     write(tmp_path / ".torchrelay" / "state-0" / "ledger.jsonl", b"1")
-    roots = Roots(tmp_path / "inductor", tmp_path / "triton", {"vllm": tmp_path})
+    roots = Roots(below / "inductor", below / "triton", {"vllm": tmp_path})
     assert len(entries_in(KIND, roots)) == 3
+
+
+@pytest.mark.parametrize(
+    "where", ["base/inductor", "base", "base/inductor/fxgraph", "base/triton", "base/triton/x", "link"]
+)
+def test_a_tree_is_no_cache_of_another_kind(tmp_path: Path, where: str) -> None:
+    """Else the same files would be entries of two kinds, and what a pull installed would be signed."""
+    (tmp_path / "base" / "inductor" / "fxgraph").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "base")
+    base = tmp_path / "base"
+    roots = Roots(base / "inductor", base / "triton", {"all": tmp_path / where})
+    with pytest.raises(UsageError, match="all"):
+        list(KIND.scan(roots))
+
+
+@pytest.mark.parametrize("where", ["home", "home/config", "home/config/below", "."])
+def test_a_tree_holds_nothing_that_must_not_leave(tmp_path: Path, where: str) -> None:
+    roots = at(tmp_path / where)
+    private = [tmp_path / "home" / "config"]
+    with pytest.raises(UsageError, match="config"):
+        check_trees(roots, private)
+    check_trees(at(tmp_path / "home" / "cache"), private)
+
+
+SECRETS = {
+    "json": b'{"env": {"HF_TOKEN": "hf_' + b"A1b2" * 9 + b'"}}',
+    "source": b"x = 1\npassword = 'hunter2hunter2'\n",
+    "binary": elf(b"\0\1\2redis://user:hunter2pw@host:6379/0\0\1"),
+}
+
+
+@pytest.mark.parametrize("what", SECRETS)
+def test_a_secret_keeps_the_folder_here(tmp_path: Path, what: str) -> None:
+    write(tmp_path / "t" / "x" / "fine.txt", b"1")
+    write(tmp_path / "t" / "x" / f"file.{'so' if what == 'binary' else 'txt'}", SECRETS[what])
+    (found,) = found_in(KIND, at(tmp_path / "t"))[0]
+    with pytest.raises(Excluded) as caught:
+        list(KIND.read(found))
+    assert caught.value.reason is Reason.SECRET
+    assert "file." in caught.value.detail and "unter2" not in caught.value.detail
+
+
+def test_what_stands_apart_in_a_binary_is_no_secret(tmp_path: Path) -> None:
+    """A URL, a colon somewhere behind it, and the version of a symbol."""
+    body = b"https://example.org/x\0\1\2a:b\0\3memcpy@GLIBC_2.14\0"
+    write(tmp_path / "t" / "x" / "file.so", elf(body))
+    assert len(entries_in(KIND, at(tmp_path / "t"))) == 1
 
 
 def test_too_deep_is_counted(tmp_path: Path) -> None:
