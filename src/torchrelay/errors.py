@@ -52,6 +52,12 @@ class UnsafeDirectoryError(UsageError):
     """A directory that must be private belongs to another user or is writable by others."""
 
 
+class DirectoryError(UsageError):
+    """A local directory is missing, full, or cannot be read or written; the store is not to blame."""
+
+    default_remedy = "Check the cache directory, then run the command again."
+
+
 class SecretError(UsageError):
     """An entry holds a text that looks like a secret, so it must not leave this machine.
 

@@ -7,13 +7,14 @@ that says so; ``strict=True`` raises instead, as the command line does.
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Callable, Mapping
-from pathlib import Path
+from pathlib import Path, PurePath
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
-from torchrelay.errors import RelayError
+from torchrelay.errors import RelayError, UsageError
 from torchrelay.options import PullOptions, PushOptions
 from torchrelay.reports import (
     DiffReport,
@@ -35,6 +36,8 @@ __all__ = ["PullOptions", "PushOptions", "Relay", "TorchrelayWarning"]
 
 R = TypeVar("R", PullReport, PushReport, StatusReport)
 
+_log = logging.getLogger(__name__)
+
 
 class TorchrelayWarning(UserWarning):
     """Trouble with the cache that did not stop the job; one for each cause."""
@@ -43,7 +46,8 @@ class TorchrelayWarning(UserWarning):
 class Relay:
     """Push to and pull from one workload of one store.
 
-    As a context manager it pulls on entry and pushes on exit.
+    As a context manager it pulls on entry and pushes on exit. A store that does not exist yet holds
+    nothing to pull, and the first push makes it; only with ``in_process=False`` it is an error.
 
     Args:
         url: The store: a path or a URL.
@@ -81,16 +85,17 @@ class Relay:
     ) -> None:
         self.workload = check_workload(workload)
         self.strict = strict
-        self._url = str(url)
-        self._cache_dir = _path(cache_dir)
-        self._triton_cache_dir = _path(triton_cache_dir)
-        self._trees = {name: Path(path) for name, path in (trees or {}).items()}
-        self._key = _path(key)
-        self._policy = _path(policy)
-        self._state_dir = _path(state_dir)
-        self._options = dict(options or {})
+        # Looked at only when there is something to do: whatever is wrong with them must not stop the job.
+        self._url = url
+        self._cache_dir = cache_dir
+        self._triton_cache_dir = triton_cache_dir
+        self._trees = trees
+        self._key = key
+        self._policy = policy
+        self._state_dir = state_dir
+        self._options = options
         self._in_process = in_process
-        self._warned: set[str] = set()
+        self._warned: set[tuple[str, str]] = set()
 
     # -- the two that jobs use -------------------------------------------------------------------
 
@@ -199,16 +204,21 @@ class Relay:
         # Not before it is used: the facade must be cheap to import.
         from torchrelay.workplace import Workplace  # noqa: PLC0415
 
+        if not isinstance(self._url, (str, PurePath)):
+            raise UsageError(
+                f"a store is a path or URL, not {type(self._url).__name__}",
+                remedy="Name one: a text or Path.",
+            )
         return Workplace(
-            url=self._url,
+            url=str(self._url),
             workload=self.workload,
-            cache_dir=self._cache_dir,
-            triton_cache_dir=self._triton_cache_dir,
-            trees=self._trees,
-            key=self._key,
-            policy=self._policy,
-            state_dir=self._state_dir,
-            options=self._options,
+            cache_dir=_path(self._cache_dir),
+            triton_cache_dir=_path(self._triton_cache_dir),
+            trees={name: _expanded(path) for name, path in (self._trees or {}).items()},
+            key=_path(self._key),
+            policy=_path(self._policy),
+            state_dir=_path(self._state_dir),
+            options=dict(self._options or {}),
             in_process=self._in_process,
             progress=progress,
         )
@@ -220,18 +230,34 @@ class Relay:
         try:
             return work()
         except RelayError as exc:
-            self._warn(f"{type(exc).__name__}: {exc.diagnostics()}", exc.subject)
+            self._warn(type(exc).__name__, exc.message, f"{type(exc).__name__}: {exc.diagnostics()}")
             message = exc.message
         except Exception as exc:  # noqa: BLE001 - whatever is wrong with us must not end the user's job
-            self._warn(f"unexpected {type(exc).__name__}: {exc}", type(exc).__name__)
-            message = str(exc)
-        return report(workload=self.workload, warnings=[message])
+            message = f"unexpected {type(exc).__name__}: {exc}"
+            self._warn(type(exc).__name__, message, message)
+        return report(workload=self.workload, error=message)
 
-    def _warn(self, text: str, cause: str) -> None:
-        if cause not in self._warned:
-            self._warned.add(cause)
+    def _warn(self, kind: str, message: str, text: str) -> None:
+        if (kind, message) in self._warned:
+            return
+        self._warned.add((kind, message))
+        try:
             warnings.warn(f"torchrelay: {text}", TorchrelayWarning, stacklevel=4)
+        except Warning:
+            # Under `-W error` a warning ends the job, which is more than a cache is worth.
+            _log.warning("%s", text)
 
 
 def _path(path: str | Path | None) -> Path | None:
-    return Path(path).expanduser() if path is not None else None
+    return None if path is None else _expanded(path)
+
+
+def _expanded(path: str | Path) -> Path:
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as exc:
+        raise UsageError(
+            f"{path} begins with the home directory of a user who has none",
+            remedy="Write the path in full.",
+            subject=str(path),
+        ) from exc

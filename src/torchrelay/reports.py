@@ -55,6 +55,7 @@ class PushReport(Report, frozen=True):
         warnings: What the user should know.
         dry_run: Nothing was written; the counts say what would have been.
         seconds: Wall time.
+        error: Why it could not be done, where :class:`torchrelay.Relay` went on without it; else empty.
     """
 
     workload: str = ""
@@ -79,11 +80,12 @@ class PushReport(Report, frozen=True):
     warnings: list[str] = []
     dry_run: bool = False
     seconds: float = 0.0
+    error: str = ""
 
     @property
     def exit_code(self) -> int:
-        """1 if a blob failed; what others published wrongly is reported, not this push's failure."""
-        return 1 if self.failed else 0
+        """1 if it or a blob failed; what others published wrongly is reported, not this push's failure."""
+        return 1 if self.failed or self.error else 0
 
 
 class PullReport(Report, frozen=True):
@@ -97,8 +99,9 @@ class PullReport(Report, frozen=True):
         kept: Local files of one's own that a pull would have replaced.
         incompatible: Entries that do not fit this machine, by facet.
         refused: What the policy does not accept, by rule and signer.
-        damaged: Objects whose bytes are not what was signed.
-        missing: Entries whose blob, or an entry they need, is not there.
+        damaged: Objects whose bytes are not what was signed; an entry may have been installed from another.
+        missing: Entries whose blob, or an entry they need, is not there, and of which neither `damaged`
+            nor `refused` tells.
         by_kind: `installed` by kind.
         downloaded_bytes: Bytes received.
         plain_bytes: Bytes installed.
@@ -106,6 +109,7 @@ class PullReport(Report, frozen=True):
         seconds: Wall time.
         divergent: Identities that different signers gave different bytes.
         warnings: What the user should know.
+        error: As in a push's report.
     """
 
     workload: str = ""
@@ -124,13 +128,14 @@ class PullReport(Report, frozen=True):
     seconds: float = 0.0
     divergent: list[str] = []
     warnings: list[str] = []
+    error: str = ""
 
     @property
     def exit_code(self) -> int:
-        """3 if something was refused, else 1 if something was damaged or missing."""
+        """3 if something was refused, else 1 if something was damaged or missing, or it failed."""
         if self.refused:
             return 3
-        return 1 if self.damaged or self.missing else 0
+        return 1 if self.damaged or self.missing or self.error else 0
 
 
 class StatusReport(Report, frozen=True):
@@ -149,13 +154,14 @@ class StatusReport(Report, frozen=True):
     refused: list[Problem] = []
     damaged: list[Problem] = []
     warnings: list[str] = []
+    error: str = ""
 
     @property
     def exit_code(self) -> int:
         """As a pull's."""
         if self.refused:
             return 3
-        return 1 if self.damaged else 0
+        return 1 if self.damaged or self.error else 0
 
 
 class EntryInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -187,7 +193,12 @@ class ListReport(Report, frozen=True):
 
 
 class DiffReport(Report, frozen=True):
-    """Two sets of entries compared by identity: only left, only right, both, and both but differing."""
+    """Two sets of entries compared by identity: only left, only right, both, and both but differing.
+
+    Attributes:
+        refused: What the policy does not accept of what was compared, so it is on no side.
+        damaged: Objects whose bytes are not what was signed; likewise.
+    """
 
     left: str = ""
     right: str = ""
@@ -195,17 +206,20 @@ class DiffReport(Report, frozen=True):
     only_right: list[str] = []
     differing: list[str] = []
     same: int = 0
+    refused: list[Problem] = []
+    damaged: list[Problem] = []
 
 
 class VerifyReport(Report, frozen=True):
     """What a verification found.
 
     Attributes:
-        checked: Objects, or with `--local` installed files' entries, that were read in full.
+        checked: Objects, or with `--local` installed files' entries, that were read in full, and whatever
+            the policy refuses: `good`, `unsigned`, `damaged`, `missing` and `refused` together.
         good: Those that are what was signed.
         unsigned: With `--local`: entries compiled here, or signed by nobody this policy trusts.
         damaged: Not what was signed.
-        missing: Recorded, but not there.
+        missing: Recorded, but not there, or not to be had.
         refused: Not accepted by the policy.
     """
 

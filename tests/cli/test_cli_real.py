@@ -49,6 +49,11 @@ def pull(run, *more, into="fresh", environment="env.json"):
     return run("pull", "store", *WORKLOAD, "--cache-dir", into, "--environment", environment, *more)
 
 
+def everything(root: Path) -> dict[str, bytes]:
+    """Every file of a cache directory, those that torchrelay keeps there too."""
+    return {str(path): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
+
+
 def objects() -> dict[str, bytes]:
     return contents(Path("store"))
 
@@ -71,9 +76,13 @@ def test_push_and_pull_carry_every_byte(run, here):
 
 
 def test_a_dry_run_writes_nothing(run, here):
-    ran = push(run, "--dry-run")
-    assert ran.code == 4
+    untouched = everything(here)
+    first = push(run, "--dry-run", "--json")
+    assert (first.code, first.json["pushed"], first.json["segment"]) == (0, KERNELS, "")
+    assert "no key yet" in first.json["warnings"][0]
+    assert everything(here) == untouched
     assert not Path("store").exists()
+    assert not (Path.home() / ".config").exists()
     push(run)
     before = objects()
     triton_group(here / "triton" / "0", "other_kernel")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -146,6 +147,11 @@ class Index:
             if header == _Header(_FORMAT, index._version, digest_of(body)):
                 index._known = _shared(_BODY.decode(body))
         return index
+
+    @classmethod
+    def none(cls) -> Index:
+        """The index of no directory: it knows nothing and cannot be kept."""
+        return cls(Path(os.devnull))
 
     def scans(self, places: Iterable[str]) -> None:
         """These places are being scanned: what is not looked up in them is no longer there."""

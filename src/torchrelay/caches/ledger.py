@@ -101,6 +101,11 @@ class Ledger:
                     raise storage_error(exc, ledger.path) from exc
         return ledger
 
+    @classmethod
+    def none(cls) -> Ledger:
+        """The ledger of no directory: nothing was pulled there, and nothing can be noted."""
+        return cls(Path(os.devnull))
+
     @property
     def path(self) -> Path:
         """The file."""
@@ -120,6 +125,10 @@ class Ledger:
             return True
         known = self._canons.get(_mark(kind, key), canon)
         return known is not None and known != canon
+
+    def noted(self, *, kind: str, key: str, variant: str, digest: str) -> bool:
+        """Whether a pull installed these very bytes."""
+        return _mark(kind, key, variant, digest) in self._entries
 
     def knows(self, kind: str, key: str) -> bool:
         """Whether a pull installed anything under this key."""

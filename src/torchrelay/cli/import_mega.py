@@ -21,6 +21,7 @@ def arguments(parser: Parser) -> None:
         "file", metavar="FILE", help="what `torch.compiler.save_cache_artifacts` returned, in a file"
     )
     options.add_store(parser)
+    options.add_environment(parser)
     parser.add_argument(
         "--assume-environment",
         choices=["this"],
@@ -31,11 +32,14 @@ def arguments(parser: Parser) -> None:
 
 def run(args: argparse.Namespace, output: Output) -> Report:
     """Publish a Mega-Cache blob."""
-    relay = options.open_relay(args, output)
+    environment = options.read_environment(args.environment)
+    settings = options.load_settings(args, output)
+    relay = options.relay_of(settings)
     from torchrelay.relay import PushOptions
 
-    with output.progress() as progress:
+    with options.telling_of_a_new_key(settings, output), output.progress() as progress:
+        assumed = args.assume_environment == "this"
         return relay.import_mega(
             Path(args.file),
-            PushOptions(assume_environment=args.assume_environment == "this", progress=progress),
+            PushOptions(assume_environment=assumed, environment=environment, progress=progress),
         )

@@ -49,8 +49,8 @@ class FirstUse:
     Attributes:
         signer: The key of this configuration directory.
         policy: Its trust policy.
-        made_key: The key pair was made now.
-        made_policy: The policy was made now.
+        made_key: The key pair was made now, or would be.
+        made_policy: The policy was made now, or would be.
     """
 
     signer: Ed25519Signer
@@ -188,6 +188,26 @@ def first_use(config_dir: Path, passphrase: Passphrase | None = None) -> FirstUs
     return FirstUse(signer, load_policy(policy_path), made_key, made_policy)
 
 
+def planned_first_use(config_dir: Path, passphrase: Passphrase | None = None) -> FirstUse:
+    """What :func:`first_use` would give, without making any file.
+
+    A key that it would make is one in memory, lost when the process ends.
+
+    Raises:
+        KeyFileError: A file is there and cannot be used.
+        UsageError: The policy that is there is none.
+    """
+    key_path, policy_path = config_dir / KEY_NAME, config_dir / POLICY_NAME
+    made_key = not key_path.is_symlink() and not key_path.exists()
+    made_policy = not policy_path.is_symlink() and not policy_path.exists()
+    signer = Ed25519Signer.generate() if made_key else load_private_key(key_path, passphrase)
+    own = TrustedKey(signer.public_key, "own key", (WRITER, MAINTAINER))
+    policy = Policy((own,)) if made_policy else load_policy(policy_path)
+    if made_key and not made_policy:
+        policy = policy.with_key(own)
+    return FirstUse(signer, policy, made_key, made_policy)
+
+
 def _made(path: Path) -> bool:
     """Make the key unless another process was quicker; whether this one made it."""
     try:
@@ -206,6 +226,7 @@ __all__ = [
     "add_key",
     "first_use",
     "load_policy",
+    "planned_first_use",
     "remove_key",
     "revoke_key",
     "save_policy",

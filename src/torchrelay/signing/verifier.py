@@ -242,6 +242,19 @@ class Verifier:
             raise DamagedError(f"{label} does not hold the bytes that were signed", subject=label)
         return VerifiedEntry(record, plain, signers, seal=_SEAL)
 
+    def objection(self, key_id: Digest, workload: str) -> tuple[Rule, str] | None:
+        """The rule by which entries that this key signs for ``workload`` are refused, and why.
+
+        The very rule that :meth:`admit` applies, so that a push can ask before it uploads.
+        """
+        if key_id in self.policy.revoked:
+            return "revoked", f"key {key_id} is revoked"
+        key = self.policy.key(key_id)
+        if key is None:
+            unknown: tuple[Rule, str] = "unknown-key", f"key {key_id} is not in the trust policy"
+            return None if self.policy.accept_unsigned else unknown
+        return self._policy_rule(key, workload, WRITER)
+
     def requires_threshold(self, workload: str) -> int:
         """How many distinct keys must vouch for a statement of ``workload``."""
         return self.policy.threshold(workload)
@@ -259,7 +272,7 @@ class Verifier:
         needed = f"fewer than {self.requires_threshold(workload)} trusted keys vouch for the same bytes"
         refused = [Refusal(_entry(identity), "threshold", NOBODY, needed) for identity in view.outvoted]
         if self.policy.divergent == "refuse":
-            gone = {item.identity for item in view.divergent}
+            gone = {item.identity for item in view.divergent}.difference(view.outvoted)
             view = replace(view, live={key: live for key, live in view.live.items() if key not in gone})
             detail = "trusted keys vouch for different bytes under one identity"
             refused += [Refusal(_entry(identity), "divergent", NOBODY, detail) for identity in sorted(gone)]

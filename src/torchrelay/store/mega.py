@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import os
+import secrets
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from torchrelay.caches.base import Entry, Found, Skipped
@@ -21,6 +24,8 @@ from torchrelay.environment import Environment
 from torchrelay.errors import UsageError
 from torchrelay.signing import VerifiedEntry
 from torchrelay.statement import Stored
+
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class MegaSource:
@@ -54,7 +59,7 @@ class MegaSource:
 
 
 class MegaSink:
-    """Collects verified entries and writes them as one blob."""
+    """Collects verified entries for one blob."""
 
     def __init__(self) -> None:
         self._items: list[MegaItem] = []
@@ -69,31 +74,55 @@ class MegaSink:
             self._items.append(item)
         return item is not None
 
-    def write(self, path: Path) -> None:
-        """Write the blob, whole or not at all.
+    def encode(self) -> bytes:
+        """All that was taken, as one blob."""
+        return encode_mega(self._items)
 
-        Raises:
-            UsageError: The file cannot be written.
-        """
-        data = encode_mega(self._items)
-        temporary = path.with_name(f".{path.name}.tmp")
+
+@contextlib.contextmanager
+def mega_file(path: Path) -> Iterator[Callable[[bytes], None]]:
+    """What writes a blob to ``path``, whole or not at all; made before anything is downloaded for it.
+
+    Raises:
+        UsageError: The file cannot be made or written; what was there is unchanged.
+    """
+    # What is not a file by its name has no name to put a temporary file beside.
+    if path.name in ("", "..") or (os.path.lexists(path) and not path.is_file()):
+        raise UsageError(f"{path} is not a file", remedy="Name a file to write.", subject=str(path))
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    try:
+        # A name that nobody can foresee, and never through a link that somebody put there.
+        descriptor = os.open(temporary, _CREATE, 0o666)
+    except (OSError, ValueError) as exc:
+        raise _unwritten(path, exc) from exc
+    with os.fdopen(descriptor, "wb") as file:
+
+        def write(data: bytes) -> None:
+            try:
+                file.write(data)
+                file.flush()
+                temporary.replace(path)
+            except OSError as exc:
+                raise _unwritten(path, exc) from exc
+
         try:
-            temporary.write_bytes(data)
-            temporary.replace(path)
-        except OSError as exc:
+            yield write
+        finally:
             temporary.unlink(missing_ok=True)
-            raise UsageError(
-                f"{path} cannot be written: {exc.strerror}", remedy="Name another file.", subject=str(path)
-            ) from exc
+
+
+def _unwritten(path: Path, exc: OSError | ValueError) -> UsageError:
+    reason = getattr(exc, "strerror", None) or str(exc)
+    return UsageError(f"{path} cannot be written: {reason}", remedy="Name another file.", subject=str(path))
 
 
 def _read(path: Path) -> bytes:
     try:
         with path.open("rb") as file:
             return file.read(MAX_BLOB_BYTES + 1)
-    except OSError as exc:
+    except (OSError, ValueError) as exc:
         raise UsageError(
-            f"{path} cannot be read: {exc.strerror}",
+            f"{path} cannot be read: {getattr(exc, 'strerror', None) or exc}",
             remedy="Name a file that torch.compiler.save_cache_artifacts() filled.",
             subject=str(path),
         ) from exc
