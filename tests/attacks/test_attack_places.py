@@ -7,6 +7,7 @@ nothing has been stored or installed.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
@@ -39,6 +40,7 @@ from torchrelay.caches.base import Found
 from torchrelay.cli.failures import exit_code
 from torchrelay.errors import (
     DeniedError,
+    DirectoryError,
     InstallError,
     KeyFileError,
     NotFoundError,
@@ -103,7 +105,7 @@ BAD_DIRECTORIES: dict[str, tuple[Callable[[Path], None], type[RelayError]]] = {
     "of-another-user": (foreign, UnsafeDirectoryError),
     "writable-by-all": (open_to_all, UnsafeDirectoryError),
     "below-one-writable-by-all": (below_one_open_to_all, UnsafeDirectoryError),
-    "a-file": (a_file, StorageError),
+    "a-file": (a_file, DirectoryError),
 }
 
 
@@ -162,11 +164,10 @@ def test_nothing_is_installed_through_a_link(world, consumer, tmp_path, part):
     link = consumer.cache / part
     link.parent.mkdir(parents=True)
     link.symlink_to(outside)
-    if part == "cache":  # where a file is merged into what lies there, it is not even looked for
-        report = consumer.pull()
-        assert [problem.reason for problem in report.missing] == ["in-the-way"]
-    else:
-        assert exit_code(failed(consumer.pull, UnsafeDirectoryError, "symbolic link")) == 2
+    report = consumer.pull()
+    assert {problem.reason for problem in report.missing} <= {"in-the-way", "needs"}
+    assert report.exit_code == 1 and "in-the-way" in {problem.reason for problem in report.missing}
+    assert report.installed + len(report.missing) == len(world.entries)
     assert list(outside.iterdir()) == []
     for name, data in contents(consumer.cache).items():
         assert data.replace(str(consumer.cache).encode(), b"<cache>") == world.good[name]
@@ -216,8 +217,8 @@ def test_a_store_that_does_not_exist(producer):
     error = failed(producer.pull, NotFoundError, producer.store, "does not exist")
     assert exit_code(error) == 4 and not producer.root.exists()
     failed(producer.verify, NotFoundError, producer.store)
-    failed(lambda: producer.push(dry_run=True), NotFoundError, producer.store)
-    assert not producer.root.exists()
+    rehearsed = producer.push(dry_run=True)
+    assert rehearsed.exit_code == 0 and rehearsed.pushed > 0 and not producer.root.exists()
     assert producer.push().exit_code == 0
     assert producer.root.is_dir()
 
@@ -337,7 +338,7 @@ BAD_KEYS: dict[str, tuple[Callable[[Path], None], str]] = {
     "folder": (folder_instead, "directory"),
     "rubbish": (lambda path: path.write_bytes(bytes(range(256))), "not text"),
     "huge": (lambda path: os.truncate(path, 100 << 20), "too large"),
-    "untrusted": (another, "does not let key"),
+    "untrusted": (another, "is not in the trust policy"),
 }
 
 
@@ -492,7 +493,7 @@ def test_trouble_is_one_warning_and_never_an_exception(producer, trouble):
     relay = producer.relay(strict=False)
     with pytest.warns(TorchrelayWarning) as seen:
         reports = [relay.push() if trouble == "bad-key" else relay.pull(options) for _ in range(3)]
-    assert all(report.warnings for report in reports)
+    assert all(report.error and report.exit_code == 1 for report in reports)
     assert trouble != "bad-key" or str(producer.key) in str(seen[0].message)
     assert len(seen) == 1
     assert not producer.root.is_dir()
@@ -500,8 +501,8 @@ def test_trouble_is_one_warning_and_never_an_exception(producer, trouble):
 
 def test_an_error_of_the_cache_directory_is_one_of_installing(consumer):
     """A full or read-only cache directory is no fault of the store's."""
-    write(consumer.cache / "fxgraph", b"a file where a folder must be")
-    error = failed(consumer.pull, InstallError, "fxgraph")
+    write(consumer.cache / ".torchrelay" / "tmp", b"a file where a folder must be")
+    error = failed(consumer.pull, InstallError, ".torchrelay/tmp")
     assert exit_code(error) == 1
     assert not isinstance(error, DeniedError)
 
@@ -538,7 +539,7 @@ def test_a_pulled_kernel_that_was_changed_is_named_never_signed_and_replaced(wor
     keyfiles.generate_key(consumer.key)
     trust.add_key(consumer.policy, consumer.signer.public_key.text)
     report = consumer.at(tmp_path / "elsewhere").push(all=True, own=True)
-    assert (report.pushed, report.held) == (0, len(world.entries))
+    assert (report.pushed, report.held, report.excluded) == (0, 0, {"pulled": len(world.entries)})
     assert not names(tmp_path / "elsewhere")
 
     assert consumer.pull().installed == 1
@@ -620,3 +621,54 @@ def test_a_secret_in_a_kernel_keeps_it_here(producer):
     assert {p.reason for p in report.excluded_entries} == {"secret"} and report.excluded["secret"] == 2
     assert "hunter2" not in names_of(report.excluded_entries)
     assert not {"cpp", "triton"} & report.by_kind.keys() and report.pushed
+
+
+def a_folder(cache: Path) -> None:
+    (cache / cache_samples.CPP_FOLDER / f"{cache_samples.CPP}.main.so").mkdir(parents=True)
+
+
+IN_THE_WAY: dict[str, Callable[[Path], object]] = {
+    "folder": a_folder,
+    "file": lambda cache: write(cache / cache_samples.CPP_FOLDER, b"x"),
+    "file-above": lambda cache: write(cache / "triton", b"x"),
+}
+
+
+@pytest.mark.parametrize("what", IN_THE_WAY)
+def test_what_is_in_the_way_keeps_only_its_own_entry_out(world, consumer, what):
+    IN_THE_WAY[what](consumer.cache)
+    for _ in range(2):
+        report = consumer.pull()
+        (problem,) = report.missing
+        assert problem.reason == "in-the-way" and report.exit_code == 1
+    kind = problem.subject.partition(" ")[0]
+    assert kind == ("triton" if what == "file-above" else "cpp")
+    installed = {n: d for n, d in consumer.installed().items() if n in world.good}
+    assert installed == world.without({problem.subject})
+
+
+def test_an_entry_whose_file_has_the_name_of_anothers_folder_keeps_only_that_out(world, tmp_path):
+    """Both are signed by trusted writers, and no machine can hold both."""
+    producer, store = world.copy(tmp_path / "w")
+    other = Machine.make(tmp_path / "other", store)
+    trust.add_key(other.policy, producer.signer.public_key.text)
+    write(other.tree / "rank_0", b"not a folder")
+    other.cache.mkdir()
+    other.stamp()
+    assert other.push().pushed == 1
+    consumer = Machine.make(tmp_path / "consumer", store, trusting=other)
+    report = consumer.pull()
+    assert [problem.reason for problem in report.missing] == ["in-the-way"]
+    assert report.installed == len(world.entries)  # of one more
+
+
+def test_a_lock_that_somebody_keeps_holds_no_pull_up(world, consumer):
+    """A file that others may open, as an earlier version had it, does not count."""
+    path = write(consumer.cache / ".torchrelay" / "gemm.lock", b"")
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        assert consumer.pull().exit_code == 0
+    finally:
+        os.close(descriptor)
+    assert consumer.installed() == world.good

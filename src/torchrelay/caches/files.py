@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import itertools
 import os
 import re
@@ -29,7 +28,7 @@ from pathlib import Path
 
 from torchrelay import limits
 from torchrelay.caches.base import Excluded, FileStat, Reason, Skipped
-from torchrelay.errors import DeniedError, PermanentError, StorageError, UnsafeDirectoryError
+from torchrelay.errors import DeniedError, InTheWayError, PermanentError, StorageError, UnsafeDirectoryError
 from torchrelay.statement import check_file_name
 
 OWN_FOLDER = ".torchrelay"
@@ -336,7 +335,8 @@ def install_files(root: Path, files: Sequence[tuple[str, bytes]]) -> tuple[str, 
 
     Raises:
         FormatError: A name could lead elsewhere.
-        UnsafeDirectoryError: A folder on the way is a symbolic link.
+        InTheWayError: A folder on the way is a file or a symbolic link, or a file's name is a folder's.
+        UnsafeDirectoryError: ``.torchrelay`` or a folder in it is a symbolic link.
         StorageError: It cannot be written. Temporary files, and files of this call that were not
             there before, are gone again.
     """
@@ -353,7 +353,7 @@ def install_files(root: Path, files: Sequence[tuple[str, bytes]]) -> tuple[str, 
 def _install(stack: contextlib.ExitStack, root: Path, files: Sequence[tuple[str, bytes]]) -> None:
     root.mkdir(parents=True, exist_ok=True)
     temporary_folder = _made_folder(stack, root, TEMPORARY_FOLDER)
-    parents = {folder: _made_folder(stack, root, folder) for folder in _folders(files)}
+    parents = {folder: _made_parent(stack, root, folder) for folder in _folders(files)}
     temporaries: list[str] = []
     placed: list[_Placed] = []
     try:
@@ -395,7 +395,10 @@ def _place(temporary_folder: int, temporary: str, parent: int, name: str) -> _Pl
         new = False
     except FileNotFoundError:
         new = True
-    os.replace(temporary, name, src_dir_fd=temporary_folder, dst_dir_fd=parent)
+    try:
+        os.replace(temporary, name, src_dir_fd=temporary_folder, dst_dir_fd=parent)
+    except IsADirectoryError as exc:
+        raise InTheWayError(f"{name} is a directory, and a file is to have its name", subject=name) from exc
     return _Placed(parent, name, inode, new)
 
 
@@ -424,6 +427,18 @@ def _made_folder(stack: contextlib.ExitStack, root: Path, folder: str) -> int:
     return descriptor
 
 
+def _made_parent(stack: contextlib.ExitStack, root: Path, folder: str) -> int:
+    """As :func:`_made_folder`, for a folder that entries lie in: what is in the way there is one entry's."""
+    try:
+        return _made_folder(stack, root, folder)
+    except UnsafeDirectoryError as exc:
+        raise InTheWayError(exc.message, remedy=exc.remedy, subject=exc.subject) from exc
+    except StorageError as exc:
+        if isinstance(exc.__cause__, NotADirectoryError):
+            raise InTheWayError(exc.message, subject=exc.subject) from exc
+        raise
+
+
 def _made_component(above: Path, parent: int, name: str) -> int:
     with contextlib.suppress(FileNotFoundError):
         return _opened_component(above, parent, name)
@@ -445,26 +460,3 @@ def _opened_component(above: Path, parent: int, name: str) -> int:
             remedy="Replace it by a real directory, or point the cache directory itself elsewhere.",
             subject=str(above / name),
         ) from exc
-
-
-@contextlib.contextmanager
-def directory_lock(root: Path, name: str) -> Iterator[None]:
-    """Hold the lock ``name`` of this cache directory against other processes and threads.
-
-    For a read-modify-write of one local file. It is advisory and only ours: PyTorch does not take it.
-
-    Raises:
-        UnsafeDirectoryError: ``.torchrelay`` is a symbolic link.
-        StorageError: The lock file cannot be made.
-    """
-    with contextlib.ExitStack() as stack:
-        try:
-            root.mkdir(parents=True, exist_ok=True)
-            folder = _made_folder(stack, root, OWN_FOLDER)
-            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-            descriptor = os.open(f"{name}.lock", flags, 0o666, dir_fd=folder)
-            stack.callback(os.close, descriptor)
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        except OSError as exc:
-            raise storage_error(exc, root) from exc
-        yield

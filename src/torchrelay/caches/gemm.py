@@ -7,10 +7,10 @@ every choice that it would measure, and else measures all of them again; so one 
 whole or not at all. What is in the file and is no such group belongs to somebody else and is let be.
 
 Coming in, groups are added to the local file and never replace one: numbers of two machines are not
-mixed. The file is rewritten as a whole, under a lock of ours, and atomically. PyTorch does not take
-that lock. So the file is looked at again right before it is renamed into place, and if it has
-changed, everything starts over. A write of PyTorch's in the moment between may lose groups, its own
-or ours; they are measured or pulled again.
+mixed. The file is rewritten as a whole, under a lock of this user's, and atomically. Neither PyTorch
+nor another user of a shared directory takes that lock. So the file is looked at again right before it
+is renamed into place, and if it has changed, everything starts over. A write of theirs in the moment
+between may lose groups, their own or ours; they are measured or pulled again.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from torchrelay.caches.pickled import (
     file_found,
     refuse_secrets,
 )
+from torchrelay.caches.state import directory_lock
 from torchrelay.digest import digest_of
 from torchrelay.environment import REQUIRED_FACETS
 from torchrelay.errors import DamagedError, FormatError, InTheWayError, TransientError
@@ -204,7 +205,7 @@ class GemmKind(CacheKind):
             group = _parse_group(entry.plain, entry.statement.key)
             by_system.setdefault(entry.statement.key.partition("/")[0], []).append(group)
         for system, groups in by_system.items():
-            with files.directory_lock(roots.inductor, "gemm"):
+            with directory_lock(roots.inductor, "gemm"):
                 _merge(roots.inductor, f"{_FOLDER}/{system}", groups)
         return INDUCTOR_PLACE, ()
 

@@ -20,11 +20,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from torchrelay.caches.files import OWN_FOLDER, STALE_SECONDS, storage_error
-from torchrelay.errors import DamagedError, UnsafeDirectoryError
+from torchrelay.errors import DamagedError, InTheWayError, UnsafeDirectoryError
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_LOCK = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _TEMPORARY = ".tmp"
 
 
@@ -128,6 +129,47 @@ def state_lock(root: Path, folder: int) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+@contextlib.contextmanager
+def directory_lock(root: Path, name: str, *, patience: float = 2.0) -> Iterator[None]:
+    """Hold the lock ``name`` of this cache directory against this user's other processes and threads.
+
+    For a read-modify-write of one local file. It is advisory and only ours: PyTorch does not take it.
+    Nobody else can open the file, so nobody else can keep it; and a process of this user that stands
+    still holds nobody up for longer than ``patience`` seconds.
+
+    Raises:
+        InTheWayError: Another process holds it all that time.
+        UnsafeDirectoryError, StorageError: As :func:`opened_state`, or the file system has no locks.
+    """
+    path = state_path(root) / f"{name}.lock"
+    with opened_state(root, create=True) as folder, contextlib.ExitStack() as stack:
+        assert folder is not None  # noqa: S101 - for the type checker: it was created
+        descriptor = open_plain(folder, root, path.name, _LOCK)
+        assert descriptor is not None  # noqa: S101 - for the type checker: it was created
+        stack.callback(os.close, descriptor)
+        until = time.monotonic() + patience
+        while not _is_locked(descriptor, path):
+            if time.monotonic() > until:
+                raise InTheWayError(
+                    f"another process has held {path} for {patience:g} seconds",
+                    remedy="Look which of your processes stands still (`fuser`), then pull again.",
+                    subject=str(path),
+                )
+            time.sleep(0.01)
+        yield
+
+
+def _is_locked(descriptor: int, path: Path) -> bool:
+    """Take the lock if nobody has it; whether it was taken."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as exc:
+        if exc.errno in (errno.EWOULDBLOCK, errno.EAGAIN):
+            return False
+        raise storage_error(exc, path) from exc
+    return True
 
 
 def open_plain(folder: int, root: Path, name: str, flags: int = _READ) -> int | None:

@@ -23,7 +23,14 @@ import pytest
 
 from torchrelay.caches import files
 from torchrelay.caches.base import Excluded, FileStat, Reason, Skipped
-from torchrelay.errors import DeniedError, FormatError, PermanentError, StorageError, UnsafeDirectoryError
+from torchrelay.errors import (
+    DeniedError,
+    FormatError,
+    InTheWayError,
+    PermanentError,
+    StorageError,
+    UnsafeDirectoryError,
+)
 
 AS_ROOT = os.geteuid() == 0
 needs_root = pytest.mark.skipif(not AS_ROOT, reason="another owner can only be set by root")
@@ -329,10 +336,28 @@ def test_nothing_is_installed_through_a_link(tmp_path: Path, linked: str) -> Non
     outside.mkdir()
     (root / linked).parent.mkdir(parents=True)
     (root / linked).symlink_to(outside)
-    with pytest.raises(UnsafeDirectoryError) as caught:
+    own = linked.startswith(files.OWN_FOLDER)
+    with pytest.raises(UnsafeDirectoryError if own else InTheWayError) as caught:
         files.install_files(root, [("a/b/c", b"x")])
     assert caught.value.remedy
     assert list(outside.iterdir()) == []
+
+
+@pytest.mark.parametrize("way", ["folder-for-file", "full-folder-for-file", "file-for-folder", "file-above"])
+def test_what_is_in_the_way_of_one_entry_is_told_and_stays(tmp_path: Path, way: str) -> None:
+    root = tmp_path / "root"
+    names = {"folder-for-file": "a/b/c/", "full-folder-for-file": "a/b/c/d", "file-for-folder": "a/b"}
+    name = names.get(way, "a")
+    (root / name).parent.mkdir(parents=True)
+    if name.endswith("/"):
+        (root / name).mkdir()
+    else:
+        (root / name).write_bytes(b"mine")
+    with pytest.raises(InTheWayError) as caught:
+        files.install_files(root, [("a2/first", b"x"), ("a/b/c", b"x")])
+    assert caught.value.remedy and caught.value.subject
+    left = {p.relative_to(root).as_posix() for p in root.rglob("*") if p.is_file()}
+    assert left == ({name} if not name.endswith("/") else set())
 
 
 def test_a_link_in_the_place_of_the_file_is_replaced(tmp_path: Path) -> None:
@@ -630,34 +655,3 @@ def test_a_file_is_no_cache_directory(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"x")
     with pytest.raises(StorageError):
         files.prepare_root(tmp_path / "file")
-
-
-# ---------------------------------------------------------------------- the lock
-
-COUNTING = """
-import sys
-from pathlib import Path
-from torchrelay.caches import files
-root = Path(sys.argv[1])
-for _ in range(20):
-    with files.directory_lock(root, "count"):
-        number = int((root / "number").read_text())
-        (root / "number").write_text(str(number + 1))
-"""
-
-
-def test_the_lock_excludes_other_processes(tmp_path: Path) -> None:
-    (tmp_path / "number").write_text("0")
-    processes = [subprocess.Popen([sys.executable, "-c", COUNTING, str(tmp_path)]) for _ in range(4)]
-    assert [process.wait() for process in processes] == [0] * 4
-    assert (tmp_path / "number").read_text() == "80"
-
-
-def test_the_lock_does_not_follow_a_link(tmp_path: Path) -> None:
-    (tmp_path / "outside").mkdir()
-    root = tmp_path / "root"
-    root.mkdir()
-    (root / files.OWN_FOLDER).symlink_to(tmp_path / "outside")
-    with pytest.raises(UnsafeDirectoryError), files.directory_lock(root, "x"):
-        pass
-    assert list((tmp_path / "outside").iterdir()) == []
