@@ -71,7 +71,7 @@ def commands(machine: Machine, other: Path) -> dict[str, list[str]]:
         "verify": arguments("verify"),
         "verify --local": arguments("verify", "--local"),
         "explain": arguments("explain"),
-        "import-mega": arguments("import-mega", str(other / "mega.bin")),
+        "import-mega": arguments("import-mega", str(other / "mega.bin"), *environment),
         "export-mega": arguments("export-mega", str(other / "out.bin"), *environment),
         "config": ["config", machine.store],
         "trust list": ["trust", "list", "--policy", str(machine.policy)],

@@ -25,6 +25,17 @@ def without_progress(value):
     return {name: getattr(value, name) for name in type(value).__slots__ if name != "progress"}
 
 
+@pytest.mark.parametrize("verb", ["import-mega", "export-mega"])
+def test_options_may_stand_between_the_arguments(run, relay, verb):
+    Path("env.json").write_bytes(Environment(1, {}, {}).encode())
+    assert run(verb, "blob", "--environment", "env.json", "/store", "-w", "w").code == 0
+    [(_, (path, asked), _)] = relay.asked
+    assert (path, relay.made["url"]) == (Path("blob"), "/store")
+    assert asked.environment == Environment(1, {}, {})
+    assert run("show", "-w", "w", "f1", "--json", "/store").code == 0
+    assert relay.asked[-1][:2] == ("show", ("f1",))
+
+
 def test_push_passes_every_flag_on(run, relay):
     flags = (
         *("--since", "@12.5", "--own", "--replace", "--repair", "--assume-environment", "this"),

@@ -28,6 +28,7 @@ def run(args: argparse.Namespace, output: Output) -> Report:
     import msgspec
 
     from torchrelay.caches.machine import this_environment, this_hints
+    from torchrelay.caches.settings import recommended_exports
     from torchrelay.cli.reports import EnvReport
     from torchrelay.environment import exports
 
@@ -39,6 +40,7 @@ def run(args: argparse.Namespace, output: Output) -> Report:
         facets=dict(environment.facets),
         settings=dict(environment.settings),
         exports=exports(environment),
+        without_torchrelay=recommended_exports(),
         hints=msgspec.to_builtins(this_hints()),
         file=args.out or "",
     )

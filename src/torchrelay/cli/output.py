@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, TextIO
 
-from torchrelay.cli.text import Line, printable
+from torchrelay.cli.text import Line, duration, printable
 
 if TYPE_CHECKING:
     from torchrelay.reports import Report
@@ -91,12 +92,20 @@ class Output:
             yield self._stages() if plain else _silent
 
     def _stages(self) -> Progress:
+        """A line when a stage begins; the next one says first how long that took."""
         seen: set[str] = set()
+        began = time.monotonic()
 
         def told(stage: str, done: int, total: int) -> None:
-            if stage not in seen:
-                seen.add(stage)
-                self.message([Line(f"{stage} …")])
+            nonlocal began
+            if stage in seen:
+                return
+            now = time.monotonic()
+            if seen:
+                self.message([Line(f"  took {duration(now - began)}", "dim")])
+            seen.add(stage)
+            began = now
+            self.message([Line(f"{stage} …" if done < total or not total else stage)])
 
         return told
 

@@ -76,7 +76,9 @@ class Parser(argparse.ArgumentParser):
             Shown: Help was asked for.
         """
         try:
-            args, left = self.parse_known_args(list(argv))
+            # Intermixed: with `FILE --option X URL` argparse would find the URL one argument too many.
+            parse = self.parse_known_args if self._subparsers else self.parse_known_intermixed_args
+            args, left = parse(list(argv))
         except argparse.ArgumentError as exc:  # pragma: no cover - error() is called first
             self.error(str(exc))
         if left:

@@ -58,7 +58,7 @@ def push(report: PushReport) -> Lines:
         ("held", str(report.held)),
         *_row("covered", f"{report.covered}{of}" if report.covered else ""),
         *_row("excluded", counts(report.excluded)),
-        *_row("masked", counts(report.masked)),
+        *_row("masked", _masked(report.masked)),
         ("uploaded", f"{sent}, {plural(report.blobs, 'blob')}, {_cost(report)}"),
         *_row("segment", report.segment),
     ]
@@ -172,7 +172,12 @@ def diff(report: DiffReport) -> Lines:
         ("only right", report.only_right),
         ("differing", report.differing),
     )
-    return [*pairs(rows), *(line for title, names in sections for line in _names(title, names))]
+    return [
+        *pairs(rows),
+        *(line for title, names in sections for line in _names(title, names)),
+        *_problems("refused", report.refused),
+        *_problems("damaged", report.damaged),
+    ]
 
 
 def verify(report: VerifyReport) -> Lines:
@@ -243,6 +248,12 @@ def _with_kinds(count: int, by_kind: Mapping[str, int]) -> str:
     return f"{count}  ({counts(by_kind)})" if by_kind else str(count)
 
 
+def _masked(found: Mapping[str, int]) -> str:
+    """How much; the fields are PyTorch's own, and for whoever looks for them."""
+    count = sum(found.values())
+    return f"{plural(count, 'value')}  (--json names the fields)" if count else ""
+
+
 def _cost(report: PushReport | PullReport) -> str:
     return f"{plural(report.requests, 'request')}, {duration(report.seconds)}"
 
@@ -311,13 +322,14 @@ def _value(value: str | int | Sequence[str]) -> str:
 
 
 def _group(group: Explanation) -> Lines:
-    verdict = "fit this machine" if group.fits else "do not fit this machine"
+    # The machine is this one, or that of `--environment`.
+    verdict = "fit" if group.fits else "do not fit"
     head = f"{plural(group.entries, 'entry')} ({counts(group.kinds)}) {verdict}"
     rows = [("yes" if facet.fits else "NO", facet.facet, *_compared(facet)) for facet in group.facets]
     remedies = dict.fromkeys(f"{f.facet}: {f.remedy}" for f in group.facets if f.remedy and not f.fits)
     return [
         Line(head, "good" if group.fits else "bad"),
-        *text_table(("fits", "facet", "needed", "here"), rows, widest=72),
+        *text_table(("fits", "facet", "needed", "found"), rows, widest=72),
         *(Line(f"  {text}") for text in remedies),
     ]
 

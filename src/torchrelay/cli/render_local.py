@@ -54,8 +54,22 @@ def env(report: EnvReport) -> Lines:
         lines += [Line(""), Line(title, "head"), *pairs(_texts(values), indent=2)]
     if report.exports:
         lines += [Line(""), Line("set these alike on every machine that shares the cache", "head")]
-        lines += [Line(f"  export {name}={shlex.quote(value)}") for name, value in report.exports.items()]
+        lines += _exports(report.exports)
+    if report.without_torchrelay:
+        lines += [Line(""), Line("to start fast without torchrelay in the process that compiles", "head")]
+        lines += _exports(report.without_torchrelay)
+        lines += [Line(f"  {text}", "dim") for text in _WITHOUT_TORCHRELAY]
     return lines
+
+
+_WITHOUT_TORCHRELAY = (
+    "On builders and replicas alike: it is a part of PyTorch's keys, so one without it hits nothing of",
+    "one with it, and a cold compile takes twice as long. With torchrelay.Relay there is nothing to set.",
+)
+
+
+def _exports(variables: Mapping[str, str]) -> Lines:
+    return [Line(f"  export {name}={shlex.quote(value)}") for name, value in variables.items()]
 
 
 def config(report: ConfigReport) -> Lines:

@@ -75,6 +75,8 @@ class EnvReport(Report, frozen=True, kw_only=True):
         facets: What entries may need of it.
         settings: Settings that PyTorch's keys contain.
         exports: Variables that give another process the same keys.
+        without_torchrelay: Variables for producer *and* consumer, so that a fresh machine starts fast
+            where torchrelay is not in the process that compiles; they are part of the keys.
         hints: What explains a miss but binds nothing.
         file: Where the document was written; empty if nowhere.
     """
@@ -83,6 +85,7 @@ class EnvReport(Report, frozen=True, kw_only=True):
     facets: dict[str, str | int | tuple[str, ...]]
     settings: dict[str, str]
     exports: dict[str, str]
+    without_torchrelay: dict[str, str]
     hints: dict[str, str]
     file: str = ""
 

@@ -34,6 +34,7 @@ _STAGES = (
     "wipe, pull and start as carol with torchrelay",
     "change one bit of the store and pull as dave",
 )
+_UP_TO = " (up to a minute)"
 _SECONDS = 600.0
 
 Progress = Callable[[str, int, int], None]
@@ -116,7 +117,8 @@ class _Demo:
         started = time.monotonic()
         steps = (self._cold, self._warm, self._mega, self._relay, self._damage)
         for number, (stage, step) in enumerate(zip(_STAGES, steps, strict=True)):
-            self._progress(f"{number + 1}/{len(steps)} {stage}", number, len(steps))
+            told = f"{number + 1}/{len(steps)} {stage}{_UP_TO if step in (self._cold, self._mega) else ''}"
+            self._progress(told, number, len(steps))
             step()
         self._progress("done", len(steps), len(steps))
         return DemoReport(
