@@ -470,6 +470,16 @@ def test_a_writer_cannot_lift_what_a_maintainer_withdrew() -> None:
         assert bool(view.live) is lives
 
 
+def test_an_entry_is_refused_once_where_it_is_both_outvoted_and_divergent() -> None:
+    settings = {"divergent": "refuse", "thresholds": ((WORKLOAD, 2),)}
+    other, _ = make_record(b"other code" * 50)
+    verifier = Verifier(trusting(ALICE, BOB, settings=settings), today=TODAY)
+    admissions = [admit(verifier, make_segment(ALICE, [RECORD])), admit(verifier, make_segment(BOB, [other]))]
+    view, refused = verifier.union(admissions, workload=WORKLOAD)
+    assert len(view.divergent) == len(view.outvoted) == 1 and not view.live
+    assert [refusal.rule for refusal in refused] == ["threshold"]
+
+
 @pytest.mark.parametrize("divergent", ["report", "refuse"])
 def test_divergence(divergent: str) -> None:
     other, _ = make_record(b"other code" * 50)
@@ -479,15 +489,6 @@ def test_divergence(divergent: str) -> None:
     assert len(view.divergent) == 1
     assert bool(view.live) is (divergent == "report")
     assert [refusal.rule for refusal in refused] == (["divergent"] if divergent == "refuse" else [])
-
-
-def test_minimum_generation() -> None:
-    policy = trusting(settings={"minimum_generation": (("acme/*", 5), (WORKLOAD, 9))})
-    verifier = Verifier(policy, today=TODAY)
-    assert verifier.check_generation(WORKLOAD, 9) is None
-    assert verifier.check_generation("other", 0) is None
-    refusal = verifier.check_generation(WORKLOAD, 8)
-    assert refusal is not None and refusal.rule == "rollback"
 
 
 # --- a signer that fails

@@ -278,14 +278,6 @@ class Verifier:
             refused += [Refusal(_entry(identity), "divergent", NOBODY, detail) for identity in sorted(gone)]
         return view, tuple(refused)
 
-    def check_generation(self, workload: str, highest: int) -> Refusal | None:
-        """A refusal if ``highest``, the best accepted generation seen, is below the policy's."""
-        least = self.policy.generation(workload)
-        if highest >= least:
-            return None
-        detail = f"the store shows generation {highest} where the policy asks for {least} or more"
-        return Refusal(f"workload {workload}", "rollback", NOBODY, detail)
-
     def _admit_checkpoint(self, segment: Segment, place: tuple[str, str], refused: list[Refusal]) -> bool:
         header, signed = segment.checkpoint, segment.checkpoint_signed
         if header is None or signed is None:

@@ -6,20 +6,22 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
-from torchrelay.caches.base import Excluded, Reason
-from torchrelay.caches.index import meta_of
+from torchrelay.caches.base import Alias, Excluded, Reason
+from torchrelay.caches.index import Meta, meta_of
 from torchrelay.caches.ledger import Ledger
 from torchrelay.caches.local import LocalEntry, LocalView
 from torchrelay.caches.wrappers import exchanged_sources, named_sources
 from torchrelay.digest import digest_of
-from torchrelay.errors import DamagedError, NotFoundError, StorageError, TrustError
+from torchrelay.errors import DamagedError, TrustError
 from torchrelay.limits import MAX_DOCUMENT_BYTES
 from torchrelay.manifest import Live
 from torchrelay.reports import Problem, VerifyReport
 from torchrelay.storage import Get, Got
 from torchrelay.store.doomed import damaged_lists
+from torchrelay.store.failures import DAMAGED, failure
 from torchrelay.store.layout import environment_name
 from torchrelay.store.plan import is_pulled
 from torchrelay.store.selection import CANONICAL_KINDS
@@ -32,17 +34,18 @@ DAMAGE = frozenset({Reason.UNPARSEABLE, Reason.EMPTY, Reason.INCOMPLETE, Reason.
 
 @dataclass(slots=True)
 class _Findings:
-    checked: int = 0
     good: int = 0
     unsigned: int = 0
     checked_bytes: int = 0
     damaged: list[Problem] = field(default_factory=list)
     missing: list[Problem] = field(default_factory=list)
     refused: list[Problem] = field(default_factory=list)
+    marks: set[str] = field(default_factory=set)
 
     def report(self, seconds: float) -> VerifyReport:
+        problems = len(self.damaged) + len(self.missing) + len(self.refused)
         return VerifyReport(
-            checked=self.checked,
+            checked=self.good + self.unsigned + problems,
             good=self.good,
             unsigned=self.unsigned,
             damaged=self.damaged,
@@ -64,18 +67,20 @@ def verify_store(session: Session) -> VerifyReport:
     started = time.monotonic()
     view = load_view(session, thorough=True)
     findings = _Findings(damaged=list(view.damaged), refused=list(view.refused))
-    findings.checked = len(view.segments)
-    findings.good = len(view.segments) - len(view.damaged)
-    _check_doomed(session, findings)
-    _check_environments(session, view, findings)
-    _check_blobs(session, view, findings)
+    bad = {problem.subject for problem in view.damaged}.union(map(str, view.rejected))
+    findings.good = sum(str(segment) not in bad for segment in view.segments)
+    try:
+        _check_doomed(session, findings)
+        _check_environments(session, view, findings)
+        _check_blobs(session, view, findings)
+    finally:
+        session.state.mark(findings.marks)
     return findings.report(time.monotonic() - started)
 
 
 def _check_doomed(session: Session, findings: _Findings) -> None:
     """A list that cannot be read stops every push, so it is found here first."""
     count, damaged = damaged_lists(session.backend)
-    findings.checked += count
     findings.good += count - len(damaged)
     findings.damaged += damaged
 
@@ -83,12 +88,11 @@ def _check_doomed(session: Session, findings: _Findings) -> None:
 def _check_environments(session: Session, view: View, findings: _Findings) -> None:
     names = {environment_name(digest): digest for digest in view.environments}
     for got in session.backend.get_many([Get(name, MAX_DOCUMENT_BYTES) for name in names]):
-        findings.checked += 1
         if got.data is None:
             _note_failure(got, got.get.name, findings)
         elif digest_of(got.data) != names[got.get.name]:
             detail = "does not have the digest that names it"
-            session.state.mark([got.get.name])
+            findings.marks.add(got.get.name)
             findings.damaged.append(Problem(subject=got.get.name, reason="damaged", detail=detail))
         else:
             findings.good += 1
@@ -108,7 +112,6 @@ def _check_blobs(session: Session, view: View, findings: _Findings) -> None:
 
 
 def _check_blob(session: Session, got: Got, holders: list[Live], findings: _Findings) -> None:
-    findings.checked += 1
     if got.data is None:
         _note_failure(got, f"{got.get.name} ({_label(holders[0])})", findings)
         return
@@ -117,7 +120,7 @@ def _check_blob(session: Session, got: Got, holders: list[Live], findings: _Find
         for live in holders:
             session.verifier.open(live, got.data)
     except DamagedError as exc:
-        session.state.mark([got.get.name])
+        findings.marks.add(got.get.name)
         findings.damaged.append(
             Problem(subject=got.get.name, reason="damaged", detail=f"{_label(holders[0])}: {exc.message}")
         )
@@ -128,17 +131,17 @@ def _check_blob(session: Session, got: Got, holders: list[Live], findings: _Find
 
 
 def _note_failure(got: Got, subject: str, findings: _Findings) -> None:
-    reason = "absent" if isinstance(got.error, NotFoundError) else "unreadable"
-    detail = got.error.message if isinstance(got.error, StorageError) else ""
-    # Longer than signed is damage; everything else is that it cannot be had.
-    listed = findings.missing if reason == "absent" else findings.damaged
-    listed.append(Problem(subject=subject, reason=reason, detail=detail))
+    problem = failure(got, subject)
+    if problem.reason == DAMAGED:
+        findings.marks.add(got.get.name)
+        findings.damaged.append(problem)
+    else:
+        findings.missing.append(problem)
 
 
 def _all_live(view: View) -> Iterable[Live]:
     for live in view.union.live.values():
-        yield live
-        yield from live.others
+        yield from live.candidates
 
 
 def verify_local(session: Session, local: LocalView, ledger: Ledger, root: Path) -> VerifyReport:
@@ -164,7 +167,6 @@ def verify_local(session: Session, local: LocalView, ledger: Ledger, root: Path)
     _check_sources(root, sources, findings)
     for skipped in local.skipped:
         if skipped.reason in DAMAGE:
-            findings.checked += 1
             findings.damaged.append(
                 Problem(subject=skipped.path, reason=skipped.reason.value, detail=skipped.detail)
             )
@@ -179,7 +181,6 @@ def _check_local(
     findings: _Findings,
 ) -> frozenset[str]:
     """Hold one entry against the records; the source files that it names."""
-    findings.checked += 1
     label = f"{entry.meta.kind} {entry.meta.key}"
     try:
         loaded = local.load(entry)
@@ -190,7 +191,7 @@ def _check_local(
     findings.checked_bytes += entry.size
     if any(form.digest in signed.get((entry.meta.kind, form.key), ()) for form in forms):
         findings.good += 1
-    elif is_pulled(ledger, entry):
+    elif is_pulled(ledger, entry) and not _is_untouched(entry.meta, forms, ledger):
         detail = "was installed by a pull and is no longer what was signed"
         findings.damaged.append(Problem(subject=label, reason="damaged", detail=detail))
     else:
@@ -198,10 +199,15 @@ def _check_local(
     return named_sources(loaded.plain) if entry.meta.kind in CANONICAL_KINDS else frozenset()
 
 
+def _is_untouched(meta: Meta, forms: Iterable[Alias], ledger: Ledger) -> bool:
+    """Whether the bytes are those that a pull installed, whatever has become of who signed them."""
+    noted = partial(ledger.noted, kind=meta.kind, variant=meta.variant)
+    return any(noted(key=form.key, digest=form.digest) for form in forms)
+
+
 def _check_sources(root: Path, names: frozenset[str], findings: _Findings) -> None:
     """PyTorch runs a wrapper that lies there in place of the one in the entry."""
     for path in exchanged_sources(root, names):
-        findings.checked += 1
         detail = "is not the source that an entry names; PyTorch would run it"
         findings.damaged.append(Problem(subject=path, reason="damaged", detail=detail))
 

@@ -7,10 +7,11 @@ from collections.abc import Iterable
 
 from torchrelay.digest import Digest, digest_of
 from torchrelay.environment import Environment, parse_environment
-from torchrelay.errors import DamagedError, NotFoundError
+from torchrelay.errors import DamagedError
 from torchrelay.limits import MAX_DOCUMENT_BYTES
 from torchrelay.reports import Problem
 from torchrelay.storage import Get
+from torchrelay.store.failures import DAMAGED, failure
 from torchrelay.store.layout import environment_name
 from torchrelay.store.session import Session
 
@@ -38,10 +39,12 @@ def read_environments(
         if got.data is not None and _take(digest, got.data, found):
             session.state.keep_document(digest, got.data)
         elif lost is not None:
-            detail = got.error.message if got.error else "does not have the digest that names it"
-            reason = "absent" if isinstance(got.error, NotFoundError) else "damaged"
-            lost.append(Problem(subject=got.get.name, reason=reason, detail=detail))
+            lost.append(failure(got, got.get.name) if got.data is None else _changed(got.get.name))
     return found
+
+
+def _changed(name: str) -> Problem:
+    return Problem(subject=name, reason=DAMAGED, detail="does not have the digest that names it")
 
 
 def _take(digest: Digest, data: bytes, found: dict[Digest, Environment]) -> bool:

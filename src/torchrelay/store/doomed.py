@@ -7,7 +7,7 @@ from collections.abc import Container, Iterator
 
 from torchrelay.batch import parse_doomed
 from torchrelay.digest import Digest, is_digest
-from torchrelay.errors import DamagedError, FormatError, TooLargeError
+from torchrelay.errors import DamagedError, FormatError, NotFoundError, TooLargeError
 from torchrelay.limits import MAX_SEGMENT_BYTES
 from torchrelay.reports import Problem
 from torchrelay.statement import blob_name
@@ -22,6 +22,14 @@ def read_doomed(backend: Backend) -> frozenset[str]:
         StorageError: A list could not be read. Nothing may be published then.
         DamagedError: A list is damaged or of a newer format. Likewise.
     """
+    try:
+        return _read(backend)
+    except NotFoundError:
+        # A gc that is done deleted its list between the listing and the reading.
+        return _read(backend)
+
+
+def _read(backend: Backend) -> frozenset[str]:
     doomed: set[str] = set()
     for got in _lists(backend):
         doomed |= _parse(got)
@@ -37,6 +45,8 @@ def damaged_lists(backend: Backend) -> tuple[int, list[Problem]]:
     count = 0
     problems: list[Problem] = []
     for got in _lists(backend):
+        if isinstance(got.error, NotFoundError):
+            continue  # a gc was done with it
         count += 1
         try:
             _parse(got)

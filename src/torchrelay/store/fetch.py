@@ -24,10 +24,8 @@ from torchrelay.errors import (
     DamagedError,
     InstallError,
     InTheWayError,
-    NotFoundError,
     RelayError,
     StorageError,
-    TooLargeError,
     TrustError,
 )
 from torchrelay.limits import MIB
@@ -36,6 +34,7 @@ from torchrelay.reports import Problem
 from torchrelay.signing import VerifiedEntry
 from torchrelay.statement import Stored
 from torchrelay.storage import Get, Got
+from torchrelay.store.failures import DAMAGED, failure
 from torchrelay.store.plan import NO_PLACE, Triple, lacking_need, with_needs
 from torchrelay.store.session import Session
 from torchrelay.store.view import PackedAt
@@ -68,8 +67,8 @@ class Fetched:
         installed: Entries installed, by kind.
         plain_bytes: Their canonical bytes.
         refused: Entries that the verifier refused.
-        damaged: Blobs that are not what was signed.
-        missing: Blobs that are not there or could not be fetched.
+        damaged: Objects that are not what was signed; the entry may be installed from another one.
+        missing: Entries that are not there or could not be fetched.
         incompatible: Entries that the sink had no place for.
         available: What lies in the cache directories now.
     """
@@ -174,6 +173,7 @@ class Fetch:
         self._packed = packed
         self._deadline = deadline
         self._total = 0
+        self._marks: set[str] = set()
 
     def run(self, install: Sequence[Live], needers: Sequence[Live], available: Iterable[Triple]) -> Fetched:
         """Fetch and install ``install``, then ``needers``.
@@ -184,6 +184,13 @@ class Fetch:
         """
         fetched = Fetched(available=set(available))
         self._total = len(install) + len(needers)
+        try:
+            self._run(install, needers, fetched)
+        finally:
+            self._session.state.mark(self._marks)
+        return fetched
+
+    def _run(self, install: Sequence[Live], needers: Sequence[Live], fetched: Fetched) -> None:
         self._get_all(install, fetched)
         ready: list[Live] = []
         for live in needers:
@@ -194,7 +201,6 @@ class Fetch:
                 detail = f"needs {lacking.kind} {lacking.key}"
                 fetched.missing.append(Problem(subject=_label(live), reason="needs", detail=detail))
         self._get_all(ready, fetched)
-        return fetched
 
     def _get_all(self, entries: Sequence[Live], fetched: Fetched) -> None:
         wants = [_Want(live, list(self._sources(live))) for live in entries]
@@ -203,7 +209,7 @@ class Fetch:
 
     def _sources(self, live: Live) -> Iterator[_Source]:
         """The winner's blobs, then its packs, then those of the statements that it won against."""
-        for candidate in (live, *live.others):
+        for candidate in live.candidates:
             seen: set[str] = set()
             for vouched in candidate.vouched:
                 stored = vouched.record.stored
@@ -241,7 +247,8 @@ class Fetch:
                 size = 0
         again += self._install(verified, fetched)
         for late in (want for group in pending.values() for want in group):
-            fetched.missing.append(Problem(subject=_label(late.live), reason="deadline"))
+            if not _is_told(late.problem):
+                fetched.missing.append(Problem(subject=_label(late.live), reason="deadline"))
         return again
 
     def _until_deadline(self, gets: Sequence[Get]) -> Iterator[Got]:
@@ -255,7 +262,7 @@ class Fetch:
     def _verify(self, want: _Want, got: Got, fetched: Fetched) -> VerifiedEntry | None:
         source = want.sources.pop(0)
         if got.data is None:
-            self._note_failure(want, source, got.error, fetched)
+            self._note_failure(want, source, got, fetched)
             return None
         try:
             return self._session.verifier.open(source.live, got.data)
@@ -267,20 +274,17 @@ class Fetch:
             fetched.refused.append(want.problem)
         return None
 
-    def _note_failure(
-        self, want: _Want, source: _Source, error: StorageError | None, fetched: Fetched
-    ) -> None:
-        if isinstance(error, TooLargeError):
-            self._note_damage(want, source, error.message, fetched)
-            return
-        reason = "absent" if isinstance(error, NotFoundError) else "unreadable"
-        detail = error.message if error else ""
-        want.problem = want.problem or Problem(subject=source.blob, reason=reason, detail=detail)
+    def _note_failure(self, want: _Want, source: _Source, got: Got, fetched: Fetched) -> None:
+        problem = failure(got, source.blob)
+        if problem.reason == DAMAGED:
+            self._note_damage(want, source, problem.detail, fetched)
+        else:
+            want.problem = want.problem or problem
 
     def _note_damage(self, want: _Want, source: _Source, detail: str, fetched: Fetched) -> None:
         want.problem = Problem(subject=source.blob, reason="damaged", detail=f"{_label(want.live)}: {detail}")
         fetched.damaged.append(want.problem)
-        self._session.state.mark([source.blob])
+        self._marks.add(source.blob)
 
     def _install(self, verified: list[tuple[_Want, VerifiedEntry]], fetched: Fetched) -> list[_Want]:
         """Announce, then install; those that must try another source. ``verified`` is empty afterwards."""
@@ -330,9 +334,14 @@ def _note_unusable(want: _Want, entry: VerifiedEntry, detail: str, fetched: Fetc
 def _give_up(want: _Want, fetched: Fetched) -> None:
     """Nothing is left to try: say what is missing, unless it was reported as damaged or refused."""
     problem = want.problem or Problem(subject=_label(want.live), reason="absent")
-    if problem.reason not in {"damaged", "refused"}:
+    if not _is_told(problem):
         detail = f"{_label(want.live)}: {problem.detail or problem.subject}"
         fetched.missing.append(Problem(subject=problem.subject, reason=problem.reason, detail=detail))
+
+
+def _is_told(problem: Problem | None) -> bool:
+    """Whether the report has it among what is damaged or refused."""
+    return problem is not None and problem.reason in {DAMAGED, "refused"}
 
 
 def _label(live: Live) -> str:

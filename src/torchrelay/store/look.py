@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Mapping, Set
+from dataclasses import dataclass, replace
 
-from torchrelay.caches.local import LocalView
+from torchrelay.caches.local import LocalEntry, LocalView
 from torchrelay.caches.registry import kind_of
 from torchrelay.digest import Digest
 from torchrelay.environment import Environment, FacetValue, diff_settings, explain, mismatches
@@ -103,9 +103,10 @@ def _info(live: Live, environment: Environment | None) -> EntryInfo:
 
 def diff_workloads(session: Session, other: str) -> DiffReport:
     """The workload beside another one of the same store."""
-    left = load_view(session).union.live
-    right = load_view(replace(session, workload=check_workload(other))).union.live
-    return _diff(session.workload, _digests(left), other, _digests(right))
+    left = load_view(session)
+    right = load_view(replace(session, workload=check_workload(other)))
+    sides = _Side(session.workload, _digests(left.union.live)), _Side(other, _digests(right.union.live))
+    return _diff(*sides, left, right)
 
 
 def diff_local(session: Session, local: LocalView, requires: Mapping[tuple[str, ...], str]) -> DiffReport:
@@ -116,36 +117,54 @@ def diff_local(session: Session, local: LocalView, requires: Mapping[tuple[str, 
         local: What lies in the directories.
         requires: The digest of the requirements for each set of facets, in the directory's stamp.
     """
-    here = {
-        Identity(e.meta.kind, e.meta.key, e.meta.variant, requires[e.meta.facets]): frozenset({str(e.digest)})
-        for e in local.items
-    }
-    return _diff("local", here, session.workload, _digests(load_view(session).union.live))
+    view = load_view(session)
+    there = _digests(view.union.live)
+    here: dict[Identity, set[str]] = defaultdict(set)
+    for entry in local.items:
+        identity, digest = _as_published(entry, requires[entry.meta.facets], there)
+        here[identity].add(digest)
+    return _diff(_Side("local", here), _Side(session.workload, there), view)
+
+
+def _as_published(
+    entry: LocalEntry, requires: str, there: Mapping[Identity, Collection[str]]
+) -> tuple[Identity, str]:
+    """Identity and digest in that form of the entry which the store has; in its own if it has none."""
+    meta = entry.meta
+    forms = [
+        (Identity(meta.kind, form.key, meta.variant, requires), str(form.digest)) for form in entry.forms
+    ]
+    same = (form for form in forms if form[1] in there.get(form[0], ()))
+    known = (form for form in forms if form[0] in there)
+    return next(same, None) or next(known, forms[0])
 
 
 def _digests(live: Mapping[Identity, Live]) -> dict[Identity, frozenset[str]]:
     """The digests under each identity: of the winner, and of what it won against."""
     return {
-        identity: frozenset(str(one.statement.digest) for one in (entry, *entry.others))
+        identity: frozenset(str(one.statement.digest) for one in entry.candidates)
         for identity, entry in live.items()
     }
 
 
-def _diff(
-    left: str,
-    in_left: Mapping[Identity, frozenset[str]],
-    right: str,
-    in_right: Mapping[Identity, frozenset[str]],
-) -> DiffReport:
-    both = in_left.keys() & in_right.keys()
-    same = {identity for identity in both if in_left[identity] & in_right[identity]}
+@dataclass(frozen=True, slots=True)
+class _Side:
+    name: str
+    digests: Mapping[Identity, Set[str]]
+
+
+def _diff(left: _Side, right: _Side, *views: View) -> DiffReport:
+    both = left.digests.keys() & right.digests.keys()
+    same = {identity for identity in both if left.digests[identity] & right.digests[identity]}
     return DiffReport(
-        left=left,
-        right=right,
-        only_left=_labels(in_left.keys() - both),
-        only_right=_labels(in_right.keys() - both),
+        left=left.name,
+        right=right.name,
+        only_left=_labels(left.digests.keys() - both),
+        only_right=_labels(right.digests.keys() - both),
         differing=_labels(both - same),
         same=len(same),
+        refused=[problem for view in views for problem in view.refused],
+        damaged=[problem for view in views for problem in view.damaged],
     )
 
 

@@ -42,6 +42,7 @@ class View:
         segments: All segments listed, accepted or not.
         environments: Where the accepted entries were made.
         packed: Blobs that a pack holds too, by stored digest.
+        rejected: Segments that hold something which the policy does not accept.
         refused: What the policy does not accept.
         damaged: Segments that are not what they must be.
         warnings: Signs that the store went backwards.
@@ -54,6 +55,7 @@ class View:
     segments: tuple[SegmentName, ...]
     environments: frozenset[Digest]
     packed: Mapping[Digest, PackedAt]
+    rejected: frozenset[SegmentName]
     refused: tuple[Problem, ...]
     damaged: tuple[Problem, ...]
     warnings: tuple[str, ...]
@@ -62,9 +64,13 @@ class View:
 
 @dataclass(slots=True)
 class _Gathered:
-    admissions: list[Admission] = field(default_factory=list)
+    by_name: dict[SegmentName, Admission] = field(default_factory=dict)
     damaged: list[Problem] = field(default_factory=list)
     torn: list[SegmentName] = field(default_factory=list)
+
+    @property
+    def admissions(self) -> list[Admission]:
+        return list(self.by_name.values())
 
     @property
     def accepted(self) -> list[Accepted]:
@@ -106,6 +112,7 @@ def load_view(session: Session, *, thorough: bool = False) -> View:
         segments=segments,
         environments=frozenset(item.batch.header.environment for item in gathered.accepted),
         packed=_packed(checkpoints),
+        rejected=frozenset(name for name, admission in gathered.by_name.items() if admission.refused),
         refused=tuple(map(problem_of, (*gathered.refused, *refused))),
         damaged=tuple(gathered.damaged),
         warnings=warnings,
@@ -138,7 +145,7 @@ def _gather(session: Session, segments: Mapping[SegmentName, int], *, thorough: 
         if kept is None or not isinstance(admission, Admission):
             wanted[str(segment)] = segment
             continue
-        gathered.admissions.append(admission)
+        gathered.by_name[segment] = admission
         known.add(segment)
         if size != len(kept):
             _tear(gathered, segment, f"has {size} bytes in the store where {len(kept)} were published")
@@ -163,7 +170,7 @@ def _take(session: Session, segment: SegmentName, got: Got, gathered: _Gathered)
     if isinstance(admission, Problem):
         gathered.damaged.append(admission)
         return
-    gathered.admissions.append(admission)
+    gathered.by_name[segment] = admission
     session.state.keep_segment(session.workload, segment.digest, stored)
 
 
@@ -180,7 +187,7 @@ def _tear(gathered: _Gathered, segment: SegmentName, how: str) -> None:
     """Note damage to a segment whose good bytes were admitted last."""
     detail = f"segment {segment.digest} {how}; this machine has kept it, and its next push puts it back"
     gathered.damaged.append(Problem(subject=str(segment), reason="damaged", detail=detail))
-    if any(a.accepted and a.segment.name == segment.digest for a in gathered.admissions):
+    if gathered.by_name[segment].accepted:
         gathered.torn.append(segment)
 
 
@@ -221,9 +228,16 @@ def _notice_rollback(
     gone = {
         name for name in memory.segments if name not in listed and name.rpartition("/")[2] not in explained
     }
+    # Only what a trusted key has signed: anybody who can write could add other names, and take them away.
+    counted = {str(segment) for segment, admission in gathered.by_name.items() if _counts(admission)}
+    torn = {problem.subject for problem in gathered.damaged}.intersection(memory.segments)
     headers = [admission.segment.checkpoint for admission in checkpoints]
     generation = max((header.generation for header in headers if header), default=0)
     warnings = _signs(session, memory, gone, generation)
+    if session.state.has_lost(session.workload):
+        warnings.append(
+            "what this client remembers of the store cannot be read, so it may have gone backwards"
+        )
     if warnings and session.policy.rollback == "refuse":
         raise TrustError(
             f"{session.backend.describe()} went backwards: {warnings[0]}",
@@ -235,10 +249,15 @@ def _notice_rollback(
         Memory(
             generation=max(generation, memory.generation),
             highest_seq=max(highest_seq, memory.highest_seq),
-            segments=tuple(sorted(listed | gone)),
+            segments=tuple(sorted(counted | torn | gone)),
         ),
+        seen=memory,
     )
     return tuple(warnings)
+
+
+def _counts(admission: Admission) -> bool:
+    return bool(admission.accepted) or admission.checkpoint_accepted
 
 
 def _explained(gathered: _Gathered, checkpoints: list[Admission]) -> frozenset[str]:

@@ -10,7 +10,7 @@ from torchrelay.batch import encode_doomed
 from torchrelay.digest import Digest, digest_of
 from torchrelay.errors import DamagedError, DeniedError, FormatError, NotFoundError, StorageError
 from torchrelay.statement import blob_name
-from torchrelay.store.doomed import free_copy, read_doomed
+from torchrelay.store.doomed import damaged_lists, free_copy, read_doomed
 from torchrelay.store.layout import doomed_name
 from torchrelay.testing import FaultyBackend
 from torchrelay_memory import MemoryBackend
@@ -68,13 +68,29 @@ def test_a_newer_list_stops(backend: FaultyBackend) -> None:
         read_doomed(backend)
 
 
-@pytest.mark.parametrize("error", [DeniedError("no"), NotFoundError("gone")])
-def test_a_list_that_cannot_be_had_stops(backend: FaultyBackend, error: StorageError) -> None:
+@pytest.mark.parametrize(("error", "times"), [(DeniedError("no"), 1), (NotFoundError("gone"), 2)])
+def test_a_list_that_cannot_be_had_stops(backend: FaultyBackend, error: StorageError, times: int) -> None:
     name = doom(backend, ONE)
     with backend:
-        backend.arm("get", names=name, error=error)
+        backend.arm("get", names=name, error=error, times=times)
         with pytest.raises(type(error)):
             read_doomed(backend)
+
+
+def test_a_list_that_a_gc_deletes_after_the_listing_stops_nothing(backend: FaultyBackend) -> None:
+    doom(backend, ONE)
+    name = doom(backend, TWO)
+    with backend:
+        backend.arm("get", names=name, before=lambda _: backend.inner.delete_many([name]))
+        assert read_doomed(backend) == {ONE}
+
+
+def test_a_verification_does_not_count_a_list_that_is_gone(backend: FaultyBackend) -> None:
+    doom(backend, ONE)
+    name = doom(backend, TWO)
+    with backend:
+        backend.arm("get", names=name, before=lambda _: backend.inner.delete_many([name]))
+        assert damaged_lists(backend) == (1, [])
 
 
 def test_a_listing_that_fails_stops(backend: FaultyBackend) -> None:

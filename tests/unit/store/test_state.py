@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,8 @@ import pytest
 from cache_samples import canary
 from torchrelay import canonjson, limits
 from torchrelay.digest import digest_of
-from torchrelay.store.state import ClientState, Memory
+from torchrelay.store import state as state_module
+from torchrelay.store.state import MAX_SEGMENTS, ClientState, Memory
 
 WORKLOAD = "acme/demo"
 SLUG = digest_of(WORKLOAD.encode())
@@ -127,15 +130,82 @@ def test_damaged(folder: Path, name: str, spoil: Callable[[bytes], bytes]) -> No
         assert ClientState(folder).marked() == {"a"}
     else:
         assert state.memory(WORKLOAD) == Memory()
+        assert state.has_lost(WORKLOAD) and not state.has_lost("another")
         state.remember(WORKLOAD, MEMORY)
         assert ClientState(folder).memory(WORKLOAD) == MEMORY
+        assert not ClientState(folder).has_lost(WORKLOAD)
+
+
+def test_a_memory_that_was_never_there_is_not_lost(folder: Path) -> None:
+    assert not ClientState(folder).has_lost(WORKLOAD)
+    assert not ClientState(None).has_lost(WORKLOAD)
+
+
+def test_damage_to_a_memory_of_nothing_is_mended_too(folder: Path) -> None:
+    state = fill(folder)
+    (folder / f"{SLUG}.json").write_bytes(b"")
+    state.remember(WORKLOAD, Memory())
+    assert not state.has_lost(WORKLOAD)
+
+
+def test_segments_beyond_the_bound_are_not_remembered_and_the_rest_is(folder: Path) -> None:
+    name = "x" * (limits.MAX_OBJECT_NAME_CHARS - 6)
+    names = tuple(f"{name}{number:06}" for number in range(MAX_SEGMENTS + 5))
+    state = ClientState(folder)
+    state.remember(WORKLOAD, Memory(generation=5, highest_seq=7, segments=names))
+    assert not state.has_lost(WORKLOAD)
+    found = ClientState(folder).memory(WORKLOAD)
+    assert found == Memory(generation=5, highest_seq=7, segments=names[:MAX_SEGMENTS])
+
+
+def test_what_another_process_learned_meanwhile_is_kept(folder: Path) -> None:
+    fill(folder)
+    one, two = ClientState(folder), ClientState(folder)
+    seen = one.memory(WORKLOAD)
+    two.remember(WORKLOAD, Memory(generation=4, highest_seq=20, segments=("b",)), seen=seen)
+    one.remember(WORKLOAD, Memory(generation=3, highest_seq=30, segments=("a",)), seen=seen)
+    assert one.memory(WORKLOAD) == Memory(generation=4, highest_seq=30, segments=("a", "b"))
+
+
+def test_two_processes_that_mark_lose_none(folder: Path) -> None:
+    state = ClientState(folder)
+
+    def mark(who: int) -> None:
+        for number in range(50):
+            ClientState(folder).mark([f"{who}-{number}"])
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(mark, range(4)))
+    assert state.marked() == {f"{who}-{number}" for who in range(4) for number in range(50)}
+
+
+def test_a_lock_that_is_never_given_back_is_not_waited_for_long(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state_module, "_LOCK_SECONDS", 0.05)
+    state = fill(folder)
+    with (folder / ".lock").open("rb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        state.mark(["a"])
+    assert "a" in state.marked()
+
+
+def test_what_killed_processes_left_is_swept(folder: Path) -> None:
+    fill(folder)
+    old, new = folder / ".tmp-old", folder / ".tmp-new"
+    old.write_bytes(b"x")
+    new.write_bytes(b"x")
+    os.utime(old, (1, 1))
+    again = ClientState(folder)
+    assert not old.exists() and new.exists()
+    assert again.memory(WORKLOAD) == MEMORY
 
 
 def test_a_planted_pickle_is_bytes_and_nothing_more(folder: Path, tmp_path: Path) -> None:
     fill(folder)
     marker = tmp_path / "executed"
     files = [path for path in folder.rglob("*") if path.is_file()]
-    assert len(files) == 4
+    assert len(files) == 5  # and the lock
     for path in files:
         path.write_bytes(canary(marker))
     state = ClientState(folder)
