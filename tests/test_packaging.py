@@ -71,8 +71,9 @@ def test_backends_use_public_names_only_and_not_each_other(path):
 
 
 def test_nothing_but_tests_imports_the_testing_package():
-    for path in modules("src", "backends"):
-        if "testing" not in path.parts:
-            assert not {
-                n for n in imported(path) if n.startswith(("torchrelay.testing", "pytest", "hypothesis"))
-            }, path
+    checked = [path for path in modules("src", "backends") if "testing" not in path.parts]
+    assert {"relay.py", "backend.py"} <= {path.name for path in checked}
+    for path in checked:
+        assert not {
+            n for n in imported(path) if n.startswith(("torchrelay.testing", "pytest", "hypothesis"))
+        }, path

@@ -179,6 +179,7 @@ def test_exactly_these_entries_live(view: View) -> None:
 
 
 def test_every_byte_of_them_is_verified(session: Session, view: View) -> None:
+    assert {tuple(identity) for identity in view.union.live} == LIVE.keys()
     for identity, live in view.union.live.items():
         for vouched in live.vouched:
             entry = session.verifier.open(live, (ROOT / vouched.record.stored.name).read_bytes())
