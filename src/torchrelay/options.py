@@ -24,11 +24,12 @@ class PushOptions:
         own: Push one's own bytes beside what the store holds for an identity.
         replace: As `own`, and withdraw what the store holds.
         repair: Read held blobs and send damaged ones again.
-        assume_environment: An unstamped directory was filled on this machine; stamp it so.
-        environment: Where the entries of a Mega-Cache blob were made, if not where it is imported.
+        assume_environment: An unstamped directory was filled on this machine, all of it; stamp it so.
+        environment: Where the entries of a Mega-Cache blob were made; for a blob either this or
+            `assume_environment` must be given.
         max_bytes: Upload at most so many bytes of blobs.
         max_entries: Record at most so many entries.
-        dry_run: Write nothing.
+        dry_run: Write nothing to the store, the cache directory, keys or policy.
         provenance: Claims of one's own about where the entries come from; short texts.
         progress: Told how far it is.
     """

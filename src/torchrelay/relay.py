@@ -160,7 +160,8 @@ class Relay:
         """The workload beside another one, or beside the local cache directory.
 
         Raises:
-            RelayError: The store cannot be read.
+            RelayError: The store cannot be read, ``other`` is no name, or nobody knows in which
+                environment the directory was filled.
         """
         return self._workplace().diff(other)
 
@@ -176,15 +177,19 @@ class Relay:
         """Facet by facet, why entries fit this machine (or ``environment``) or not.
 
         Raises:
-            RelayError: The store cannot be read.
+            RelayError: The store cannot be read, there is no such entry, or neither torch nor a stamp
+                tells what this machine is.
         """
         return self._workplace().explain(name, environment)
 
     def import_mega(self, path: str | Path, options: PushOptions | None = None) -> PushReport:
         """Publish the entries of a Mega-Cache blob, of all its records.
 
+        What a pull installed in the cache directory and PyTorch saved again is not signed.
+
         Raises:
-            RelayError: The file is not one, or as :meth:`push`.
+            RelayError: The file is not one; the options do not say where it was made, or ask for newer
+                entries only; or as :meth:`push`.
         """
         asked = options or PushOptions()
         return self._workplace(asked.progress).import_mega(Path(path), asked)

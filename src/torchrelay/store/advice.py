@@ -19,6 +19,9 @@ def settings_warnings(session: Session, view: View, environment: Environment) ->
         session: The store.
         view: What the workload holds.
         environment: Where the entries are, or are to be, used.
+
+    Raises:
+        StorageError: The store could not be reached.
     """
     made = {vouched.record.producer for live in view.union.live.values() for vouched in live.vouched}
     if environment.digest in made:

@@ -29,7 +29,11 @@ from torchrelay.store.view import View, load_view
 
 
 def list_entries(session: Session, environment: Environment | None) -> ListReport:
-    """All live entries; with ``environment``, whether they fit it."""
+    """All live entries; with ``environment``, whether they fit it.
+
+    Raises:
+        StorageError, TrustError: As :func:`~torchrelay.store.view.load_view`.
+    """
     view = load_view(session)
     return _listed(session, view, view.union.live.values(), environment)
 
@@ -39,6 +43,7 @@ def show(session: Session, name: str) -> ListReport:
 
     Raises:
         UsageError: There is none.
+        StorageError, TrustError: As :func:`~torchrelay.store.view.load_view`.
     """
     view = load_view(session)
     segments = {str(s) for s in view.segments if s.digest.startswith(name) or str(s).startswith(name)}
@@ -102,7 +107,12 @@ def _info(live: Live, environment: Environment | None) -> EntryInfo:
 
 
 def diff_workloads(session: Session, other: str) -> DiffReport:
-    """The workload beside another one of the same store."""
+    """The workload beside another one of the same store.
+
+    Raises:
+        UsageError: ``other`` cannot be the name of a workload.
+        StorageError, TrustError: As :func:`~torchrelay.store.view.load_view`.
+    """
     left = load_view(session)
     right = load_view(replace(session, workload=check_workload(other)))
     sides = _Side(session.workload, _digests(left.union.live)), _Side(other, _digests(right.union.live))
@@ -116,6 +126,9 @@ def diff_local(session: Session, local: LocalView, requires: Mapping[tuple[str, 
         session: The store and workload.
         local: What lies in the directories.
         requires: The digest of the requirements for each set of facets, in the directory's stamp.
+
+    Raises:
+        StorageError, TrustError: As :func:`~torchrelay.store.view.load_view`.
     """
     view = load_view(session)
     there = _digests(view.union.live)
@@ -181,11 +194,16 @@ def explain_entries(
 
     Raises:
         UsageError: ``name`` is given and nothing has such a name.
+        StorageError, TrustError: As :func:`~torchrelay.store.view.load_view`.
     """
     view = load_view(session)
     chosen = [live for live in view.union.live.values() if name is None or _is_called(live, name)]
     if name is not None and not chosen:
-        raise UsageError(f"nothing in {session.workload} has a name that begins with {name[:80]!r}")
+        raise UsageError(
+            f"nothing in {session.workload} has a name that begins with {name[:80]!r}",
+            remedy="Run `torchrelay ls` for keys and digests.",
+            subject=name[:80],
+        )
     groups: dict[Digest, list[Live]] = defaultdict(list)
     for live in chosen:
         groups[live.statement.requires].append(live)
@@ -241,6 +259,9 @@ def nearest_producer(
         view: What the workload holds.
         environment: This machine's.
         lost: Documents that are not there or damaged are added to it.
+
+    Raises:
+        StorageError: The store could not be reached.
     """
     made = Counter(vouched.record.producer for live in view.union.live.values() for vouched in live.vouched)
     documents = read_environments(session, made, lost)
