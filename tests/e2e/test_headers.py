@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from machines import Machine
 
 from torchrelay.caches import settings
 
@@ -63,3 +64,31 @@ def test_a_warm_start_makes_no_header_and_a_missing_kernel_does(tmp_path: Path) 
     assert headers(tmp_path / "tmp-skipped")
     assert sorted((tmp_path / "skipped").glob("*/*.main.so")) == sorted(kernels)  # under the same name
     assert healed["result_sha256"] == made["result_sha256"]
+
+
+def test_the_variable_on_both_sides_spares_plain_python_the_header_and_on_one_side_it_is_told(
+    tmp_path: Path,
+) -> None:
+    """The way of `docs/how-to/start-fast.md` for a pull whose consumer knows nothing of torchrelay."""
+    pytest.importorskip("torch")
+    off = settings.recommended_exports()
+    store = (str(tmp_path / "store"), "-w", "acme/mlp")
+    builder = Machine(tmp_path / "builder", variables=off)
+    builder.model("--model", "mlp", "--forward-only")
+    pushed = builder.relay("push", *store, "--assume-environment", "this")
+    assert pushed["warnings"] == []
+
+    (tmp_path / "tmp").mkdir()
+    without = Machine(tmp_path / "without", user="a", variables={"TMPDIR": str(tmp_path / "tmp")})
+    without.trusts(builder)
+    [told] = without.relay("pull", *store)["warnings"]
+    [(name, value)] = off.items()
+    assert f"export {name}={value}" in told
+
+    fast = Machine(tmp_path / "fast", user="b", variables={"TMPDIR": str(tmp_path / "tmp"), **off})
+    fast.trusts(builder)
+    pulled = fast.relay("pull", *store)
+    assert (pulled["warnings"], pulled["installed"]) == ([], pushed["pushed"])
+    counters = fast.model("--model", "mlp", "--forward-only")["counters"]
+    assert (counters["fxgraph_cache_hit"], counters["fxgraph_cache_miss"]) == (1, 0)
+    assert headers(tmp_path / "tmp") == []
