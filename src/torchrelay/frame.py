@@ -50,7 +50,11 @@ def decompress(stored: bytes | memoryview, *, size: int, name: str) -> bytes:
 
 
 def decompress_bounded(stored: bytes | memoryview, *, limit: int, name: str) -> bytes:
-    """As :func:`decompress`, for objects whose size is not known beforehand: at most ``limit``."""
+    """As :func:`decompress`, for objects whose size is not known beforehand: at most ``limit``.
+
+    Raises:
+        DamagedError: As :func:`decompress`, or it states more than ``limit`` bytes.
+    """
     stated = content_size(stored, name=name)
     if stated > limit:
         raise DamagedError(f"{name} inflates to {stated} bytes, more than the {limit} allowed", subject=name)

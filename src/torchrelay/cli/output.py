@@ -72,7 +72,11 @@ class Output:
         self._write(self._stdout, text)
 
     def flush(self) -> None:
-        """Bring out what is buffered, while errors can still be told."""
+        """Bring out what is buffered, while errors can still be told.
+
+        Raises:
+            OutputLostError: It cannot be written; BrokenPipeError goes through as it is.
+        """
         try:
             self._stdout.flush()
         except BrokenPipeError:

@@ -108,5 +108,9 @@ class Parser(argparse.ArgumentParser):
         return [*(option for action in self._actions for option in action.option_strings), *below]
 
     def error(self, message: str) -> NoReturn:
-        """What argparse calls for a value that it cannot read."""
+        """What argparse calls for a value that it cannot read.
+
+        Raises:
+            UsageError: Always.
+        """
         raise UsageError(message, remedy=f"Run `{self.prog} --help`.")

@@ -24,7 +24,11 @@ def arguments(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace, output: Output) -> Report:
-    """Show."""
+    """Show.
+
+    Raises:
+        UsageError: The store stands where the name should.
+    """
     if args.url is None and _is_a_place(args.name):
         raise UsageError(
             f"NAME is missing: {args.name} is a store",

@@ -290,7 +290,10 @@ class Fetch:
         """Announce, then install; those that must try another source. ``verified`` is empty afterwards."""
         if not verified:
             return []
-        self._sink.announce([entry for _, entry in verified])
+        try:
+            self._sink.announce([entry for _, entry in verified])
+        except StorageError as exc:
+            raise InstallError(exc.message, remedy=exc.remedy, subject=exc.subject) from exc
         again = [want for want, entry in verified if not self._install_one(want, entry, fetched)]
         verified.clear()
         self._session.progress("install", sum(fetched.installed.values()), self._total)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from push_world import Builder, blobs, builders, empty_store, publish_bogus
+from torchrelay.errors import InstallError, PermanentError
 from torchrelay.signing import VerifiedEntry
 from torchrelay.store import state as state_module
 from torchrelay.store.fetch import Fetch, Fetched
@@ -42,6 +43,24 @@ def fetch(reader: Builder, *, deadline: float | None = None) -> Fetched:
     view = load_view(session)
     work = Fetch(session, Basket(), packed={}, deadline=deadline)
     return work.run(list(view.union.live.values()), [], ())
+
+
+def test_a_ledger_that_cannot_be_written_is_the_cache_directorys_fault(store: FaultyBackend) -> None:
+    """Nothing is installed that a push might sign, and the store is not blamed."""
+
+    class Full(Basket):
+        def announce(self, entries: Sequence[VerifiedEntry]) -> None:
+            raise PermanentError("the disk is full", remedy="Free some space.", subject="ledger.jsonl")
+
+    (me,) = builders(1, store)
+    me.shelf.add(b"plain")
+    me.push()
+    session, full = me.session(), Full()
+    work = Fetch(session, full, packed={}, deadline=None)
+    with pytest.raises(InstallError, match="the disk is full") as caught:
+        work.run(list(load_view(session).union.live.values()), [], ())
+    assert caught.value.subject == "ledger.jsonl"
+    assert full.taken == []
 
 
 def test_an_entry_that_is_damaged_and_then_late_is_reported_once(
