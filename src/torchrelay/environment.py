@@ -259,11 +259,6 @@ def requires_of(environment: Environment, names: Iterable[str]) -> dict[str, Fac
     return needed
 
 
-def requires_digest(requires: Mapping[str, FacetValue]) -> Digest:
-    """The digest that stands in statements for a table of requirements."""
-    return digest_of(canonjson.encode(dict(requires)))
-
-
 @dataclass(frozen=True, slots=True)
 class FacetResult:
     """How one needed facet compares with this machine's; ``here`` is ``None`` if it has none."""

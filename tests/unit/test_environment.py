@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchrelay import batch
 from torchrelay.digest import digest_of
 from torchrelay.environment import (
     FACETS,
@@ -22,7 +21,6 @@ from torchrelay.environment import (
     exports,
     mismatches,
     parse_environment,
-    requires_digest,
     requires_of,
 )
 from torchrelay.errors import FormatError, UsageError
@@ -226,11 +224,6 @@ def test_an_environment_without_a_needed_facet_is_refused(missing: str) -> None:
     poorer = Environment(1, {k: v for k, v in FULL.items() if k != missing}, {})
     with pytest.raises(UsageError, match=missing):
         requires_of(poorer, (*REQUIRED_FACETS["cpp"], missing))
-
-
-@given(st.dictionaries(st.sampled_from(sorted(FACETS)), values, max_size=8))
-def test_the_digest_of_requirements_is_the_one_in_batches(requires: dict[str, FacetValue]) -> None:
-    assert requires_digest(requires) == batch.encode_requires(requires)[0]
 
 
 def document(**changes: object) -> bytes:

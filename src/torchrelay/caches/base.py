@@ -22,7 +22,7 @@ import msgspec
 from torchrelay.caches.kernelname import Prefixes
 from torchrelay.digest import Digest
 from torchrelay.signing import VerifiedEntry
-from torchrelay.statement import File, Identity, Need, Statement
+from torchrelay.statement import File, Need, Statement
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,8 +218,3 @@ class CacheKind(ABC):
     def alias(self, entry: VerifiedEntry, roots: Roots) -> Alias | None:
         """As :attr:`Entry.alias`, for an entry that is installed; None if it has none."""
         return None
-
-
-def identity_of(entry: Entry, requires: str) -> Identity:
-    """The identity under which ``entry`` is published, given the digest of its requirements."""
-    return Identity(entry.kind, entry.key, entry.variant, requires)

@@ -26,7 +26,7 @@ from torchrelay.caches.state import read_state, write_state
 from torchrelay.digest import Digest, digest_of
 from torchrelay.errors import RelayError
 from torchrelay.shared import Shared
-from torchrelay.statement import File, Need, Stored
+from torchrelay.statement import File, Need
 from torchrelay.version import __version__
 
 _NAME = "index.json"
@@ -41,7 +41,6 @@ class Meta(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     """An entry without its bytes: as :class:`torchrelay.caches.base.Entry`, with digest and size.
 
     Attributes:
-        stored: Where a store holds these bytes, if a push or pull has learned it.
         alias: As :attr:`torchrelay.caches.base.Entry.alias`.
     """
 
@@ -56,7 +55,6 @@ class Meta(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     masked: dict[str, int]
     digest: Digest
     size: int
-    stored: Stored | None = None
     alias: Alias | None = None
 
 
@@ -174,12 +172,6 @@ class Index:
             self._racy.add(name)
         self._changed = True
 
-    def amend(self, found: Found, metas: Sequence[Meta]) -> None:
-        """Replace what is known of ``found``, which :meth:`get` knows already."""
-        name = fingerprint(found)
-        self._used[name] = msgspec.structs.replace(self._used[name], metas=tuple(metas))
-        self._changed = True
-
     def learn(self, installed: Installed) -> None:
         """Remember what an install put in place, so that no scan reads it again.
 
@@ -222,8 +214,6 @@ def _shared(known: dict[str, Remembered]) -> dict[str, Remembered]:
             shared.share(meta, "kind", "variant", "needs", "facets", "canon", "files", "times")
             masked = counts.setdefault(tuple(meta.masked.items()), meta.masked)
             msgspec.structs.force_setattr(meta, "masked", masked)
-            if meta.stored is not None:
-                shared.share(meta.stored, "codec")
     return known
 
 

@@ -12,14 +12,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from msgspec.structs import replace
-
 from torchrelay.caches.base import Alias, CacheKind, Entry, Excluded, Found, Reason, Roots, Skipped
 from torchrelay.caches.index import Index, Meta, meta_of
 from torchrelay.caches.registry import KINDS
 from torchrelay.digest import Digest, digest_of
 from torchrelay.errors import DamagedError, RelayError
-from torchrelay.statement import Stored
 
 # What the very same files will give again; the others may pass without a file being touched. Whether an
 # entry is incomplete depends on other files than its own.
@@ -104,6 +101,17 @@ class LocalView:
         """What is left out, counted by reason."""
         return dict(sorted(Counter(item.reason.value for item in self.skipped).items()))
 
+    def leave_out_older(self, place: str, since_ns: int) -> None:
+        """Leave out entries in ``place`` of which no file was written since, by the file system's clock."""
+        old = [
+            item
+            for item in self.items
+            if item.found.place == place and all(file.mtime_ns < since_ns for file in item.found.files)
+        ]
+        gone = {id(item) for item in old}
+        self.items = [item for item in self.items if id(item) not in gone]
+        self.skipped += [Skipped(_path(item.found), Reason.OLDER_THAN_SCOPE) for item in old]
+
     def load(self, item: LocalEntry) -> Entry:
         """Read an entry's bytes again.
 
@@ -119,14 +127,6 @@ class LocalView:
         except (RelayError, OSError) as exc:
             raise Excluded(Reason.GROWING, f"{wanted.key}: {exc}") from exc
         raise Excluded(Reason.GROWING, f"{wanted.key}: not what was found before")
-
-    def learn_stored(self, item: LocalEntry, stored: Stored) -> None:
-        """Remember where a store holds an entry's bytes, for the next push."""
-        known = self.index.get(item.found)
-        if known is None:
-            return
-        metas = [replace(meta, stored=stored) if meta == item.meta else meta for meta in known.metas]
-        self.index.amend(item.found, metas)
 
     def _add(self, item: LocalEntry) -> None:
         name = (item.meta.kind, item.meta.key, item.meta.variant)

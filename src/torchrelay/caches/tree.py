@@ -143,11 +143,6 @@ def check_trees(roots: Roots, private: Iterable[Path] = ()) -> None:
                 )
 
 
-def is_declared(statement: Statement, roots: Roots) -> bool:
-    """Whether a root is declared for this entry of a tree; without one a pull leaves it out."""
-    return split_key(statement)[0] in roots.trees
-
-
 def split_key(statement: Statement) -> tuple[str, str]:
     """The tree's name and the folder in it; empty for its root."""
     name, _, folder = statement.key.partition("/")

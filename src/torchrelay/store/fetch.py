@@ -150,7 +150,6 @@ class CacheDirectories:
             masked={},
             digest=statement.digest,
             size=statement.size,
-            stored=entry.record.stored,
             alias=self._alias(entry),
         )
 

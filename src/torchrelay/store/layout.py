@@ -34,11 +34,6 @@ def environment_name(digest: Digest) -> str:
     return f"{ENVIRONMENTS}{digest}"
 
 
-def doomed_name(digest: Digest) -> str:
-    """Where a list of doomed blobs lies."""
-    return f"{DOOMED}{digest}"
-
-
 def pack_name(digest: Digest) -> str:
     """Where a pack lies."""
     return f"packs/{digest}"

@@ -23,7 +23,6 @@ from torchrelay.caches.mega import (
 from torchrelay.environment import Environment
 from torchrelay.errors import UsageError
 from torchrelay.signing import VerifiedEntry
-from torchrelay.statement import Stored
 
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -53,9 +52,6 @@ class MegaSource:
     def load(self, item: LocalEntry) -> Entry:
         """The entry itself."""
         return self._by_id[id(item)]
-
-    def learn_stored(self, item: LocalEntry, stored: Stored) -> None:
-        """Nothing is remembered: the blob is read in full each time."""
 
 
 class MegaSink:

@@ -20,7 +20,7 @@ from torchrelay.caches.files import stat_file
 from torchrelay.caches.index import Index, Installed, Meta, fingerprint, meta_of
 from torchrelay.caches.state import state_path
 from torchrelay.digest import digest_of
-from torchrelay.statement import File, Need, Stored
+from torchrelay.statement import File, Need
 
 FILE = FileStat("3w/x.so", 4, 10, 11, 12)
 FOUND = Found("cpp", "x", Path("/cache"), "inductor", (FILE,))
@@ -36,7 +36,6 @@ ENTRY = Entry(
     (1, -2, 2**53 - 1),
     {"url": 2},
 )
-STORED = Stored(digest=digest_of(b"stored"), size=3, codec="zstd", copy=1)
 
 
 def path_of(root: Path) -> Path:
@@ -54,13 +53,12 @@ def test_round_trip(tmp_path: Path) -> None:
     index = Index.load(tmp_path)
     assert index.get(FOUND) is None
     meta = meta_of(ENTRY)
-    assert (meta.digest, meta.size, meta.stored) == (digest_of(b"plain"), 5, None)
+    assert (meta.digest, meta.size) == (digest_of(b"plain"), 5)
     index.put(FOUND, [meta], [Skipped("p", Reason.SECRET, "a token")])
-    index.amend(FOUND, [Meta(**{**_fields(meta), "stored": STORED})])
     index.save()
     known = Index.load(tmp_path).get(FOUND)
     assert known is not None
-    assert known.metas == (Meta(**{**_fields(meta), "stored": STORED}),)
+    assert known.metas == (meta,)
     assert known.skipped == (("p", Reason.SECRET, "a token"),)
 
 
@@ -71,16 +69,16 @@ def test_what_many_entries_have_in_common_is_one_object(tmp_path: Path) -> None:
     bare = replace(ENTRY, needs=(), files=(), times=(), masked={})
     metas = [meta_of(ENTRY) if number % 2 else meta_of(bare) for number in range(len(places))]
     for found, meta in zip(places, metas, strict=True):
-        index.put(found, [Meta(**{**_fields(meta), "stored": STORED})])
+        index.put(found, [meta])
     index.save()
     loaded = Index.load(tmp_path)
     known = [loaded.get(found) for found in places]
     got = [item.metas[0] for item in known if item is not None]
-    assert got == [Meta(**{**_fields(meta), "stored": STORED}) for meta in metas]
+    assert got == metas
     assert [type(meta.masked) for meta in got] == [dict] * len(places)
     assert len({id(meta.facets) for meta in got}) == 1
     assert len({id(meta.masked) for meta in got}) == 2
-    loaded.amend(places[0], [got[0]])
+    loaded.put(places[0], [got[0]])
     assert loaded.save()
     assert Index.load(tmp_path).get(places[0]) == known[0]
 
@@ -223,7 +221,7 @@ def test_one_that_others_could_have_written_is_not_used(tmp_path: Path) -> None:
 def test_what_an_install_put_in_place_is_known_to_the_next_scan(tmp_path: Path) -> None:
     write(tmp_path / "3w" / "x.so", b"1234")
     index = Index.load(tmp_path)
-    meta = Meta(**{**_fields(meta_of(ENTRY)), "kind": "cpp", "key": "x", "stored": STORED})
+    meta = Meta(**{**_fields(meta_of(ENTRY)), "kind": "cpp", "key": "x"})
     index.learn(Installed(tmp_path, "inductor", ("3w/x.so",), meta))
     index.save()
     stat = stat_file(tmp_path, "3w/x.so")

@@ -22,7 +22,6 @@ from torchrelay.caches.registry import KINDS, kind_of, kinds_for
 from torchrelay.caches.triton import TritonKind
 from torchrelay.digest import digest_of
 from torchrelay.errors import FormatError
-from torchrelay.statement import Stored
 from torchrelay.testing.entries import verified
 
 
@@ -195,17 +194,6 @@ def test_reasons_that_may_pass_are_looked_at_again(
     again = scan_local(Roots(tmp_path), index=index, kinds=kinds)
     assert again.excluded() == {reason: 1}
     assert again.read == (0 if remembered else 1)
-
-
-def test_where_the_store_holds_it_is_remembered(tmp_path: Path) -> None:
-    cpp_kernel(tmp_path)
-    settle()
-    view = scan(tmp_path)
-    stored = Stored(digest=digest_of(b"s"), size=1, codec="zstd", copy=0)
-    view.learn_stored(view.items[0], stored)
-    view.index.save()
-    (item,) = scan(tmp_path)
-    assert item.meta.stored == stored
 
 
 def test_what_was_installed_is_not_read_by_the_next_scan(tmp_path: Path, reads: list[str]) -> None:

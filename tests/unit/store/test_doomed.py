@@ -11,7 +11,7 @@ from torchrelay.digest import Digest, digest_of
 from torchrelay.errors import DamagedError, DeniedError, FormatError, NotFoundError, StorageError
 from torchrelay.statement import blob_name
 from torchrelay.store.doomed import damaged_lists, free_copy, read_doomed
-from torchrelay.store.layout import doomed_name
+from torchrelay.store.layout import DOOMED
 from torchrelay.testing import FaultyBackend
 from torchrelay_memory import MemoryBackend
 from torchrelay_memory.backend import forget
@@ -27,7 +27,7 @@ def backend() -> FaultyBackend:
 
 def doom(backend: FaultyBackend, *names: str) -> str:
     stored = encode_doomed(names)
-    name = doomed_name(digest_of(stored))
+    name = f"{DOOMED}{digest_of(stored)}"
     backend.inner.put(name, stored)
     return name
 
@@ -63,7 +63,7 @@ def test_a_torn_list_stops(backend: FaultyBackend, keep: int) -> None:
 
 def test_a_newer_list_stops(backend: FaultyBackend) -> None:
     stored = frame.compress(b'{"format":2,"names":[],"type":"doomed"}')
-    backend.inner.put(doomed_name(digest_of(stored)), stored)
+    backend.inner.put(f"{DOOMED}{digest_of(stored)}", stored)
     with pytest.raises(FormatError, match="format 2"):
         read_doomed(backend)
 

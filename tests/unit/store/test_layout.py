@@ -9,7 +9,6 @@ from torchrelay.digest import digest_of
 from torchrelay.storage.names import is_object_name
 from torchrelay.store.layout import (
     SegmentName,
-    doomed_name,
     environment_name,
     manifest_prefix,
     pack_name,
@@ -25,9 +24,8 @@ def test_names() -> None:
     assert str(name).startswith(manifest_prefix("acme/demo"))
     assert environment_name(D) == f"environments/{D}"
     assert pack_name(D) == f"packs/{D}"
-    assert doomed_name(D) == f"gc/{D}"
     longest = "/".join(["w" * 99, "x" * 100])
-    for text in (str(SegmentName(longest, E, D)), environment_name(D), pack_name(D), doomed_name(D)):
+    for text in (str(SegmentName(longest, E, D)), environment_name(D), pack_name(D)):
         assert is_object_name(text)
 
 
