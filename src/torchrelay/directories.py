@@ -6,13 +6,13 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 from torchrelay.caches.base import Roots
-from torchrelay.caches.files import check_private, prepare_root
+from torchrelay.caches.files import OWN_FOLDER, check_private, prepare_root, storage_error
 from torchrelay.caches.index import Index
 from torchrelay.caches.kernelname import Naming, Prefixes
 from torchrelay.caches.ledger import Ledger
@@ -21,6 +21,7 @@ from torchrelay.caches.machine import this_environment
 from torchrelay.caches.prefixes import note_prefixes, read_prefixes, this_prefixes
 from torchrelay.caches.registry import kinds_for
 from torchrelay.caches.stamp import Stamp, read_stamp, require_same, write_stamp
+from torchrelay.caches.tree import check_trees
 from torchrelay.config import default_cache_dir
 from torchrelay.digest import digest_of
 from torchrelay.environment import Environment
@@ -28,11 +29,22 @@ from torchrelay.errors import DirectoryError, StampError, StorageError
 from torchrelay.options import PullOptions, PushOptions
 
 
-def locate(cache_dir: Path | None, triton_cache_dir: Path | None, trees: Mapping[str, Path]) -> Roots:
-    """The directories that are named, or where PyTorch and Triton look by themselves."""
+def locate(
+    cache_dir: Path | None,
+    triton_cache_dir: Path | None,
+    trees: Mapping[str, Path],
+    private: Iterable[Path] = (),
+) -> Roots:
+    """The directories that are named, or where PyTorch and Triton look by themselves.
+
+    Raises:
+        UsageError: A tree takes in another of them, or something of ``private``.
+    """
     inductor = cache_dir or _named("TORCHINDUCTOR_CACHE_DIR") or default_cache_dir(os.environ)
     triton = triton_cache_dir or _named("TRITON_CACHE_DIR")
-    return Roots(inductor.absolute(), triton.absolute() if triton else None, dict(trees))
+    roots = Roots(inductor.absolute(), triton.absolute() if triton else None, dict(trees))
+    check_trees(roots, private)
+    return roots
 
 
 def _named(variable: str) -> Path | None:
@@ -82,7 +94,10 @@ def prepare(roots: Roots, environment: Environment, options: PullOptions) -> tup
     with local_trouble():
         for root in all_of(roots):
             prepare_root(root)
-        stamp = write_stamp(roots.inductor, Stamp(environment, time.time_ns()))
+        now = Stamp(environment, time.time_ns())
+        stamp = write_stamp(roots.inductor, now)
+        for root in all_of(roots)[1:]:
+            write_stamp(root, now)
         return _with_prefixes(roots, options), stamp
 
 
@@ -97,24 +112,28 @@ def stamp_of(root: Path) -> Stamp | None:
         return read_stamp(root) if root.is_dir() else None
 
 
-def ledger_of(root: Path) -> Ledger:
-    """What pulls installed in ``root``; empty if it is not there. Read it after a scan, never before.
+def ledger_of(roots: Roots) -> Ledger:
+    """What pulls installed in the directories. Read it after a scan, never before.
 
     Raises:
         DamagedError, UnsafeDirectoryError: It cannot be used.
         DirectoryError: It cannot be read.
     """
     with local_trouble():
-        return Ledger.open(root)
+        return Ledger.of(roots)
 
 
 def stamp_for_push(roots: Roots, options: PushOptions, *, in_process: bool) -> Stamp:
     """The directory's stamp; one that has none is stamped only if somebody vouches for it.
 
+    The same is asked of Triton's directory and of each tree: others may compile into them, too. One that
+    lies in the cache directory has been filled as that was.
+
     A dry run writes nothing: it gets the stamp that would be written.
 
     Raises:
-        StampError: Nobody does, or this process compiled under another environment.
+        StampError: Nobody does, this process compiled under another environment, or the directories were
+            not filled under the same one.
         UnsafeDirectoryError, DirectoryError: The stamp cannot be read or written.
     """
     with local_trouble():
@@ -123,9 +142,46 @@ def stamp_for_push(roots: Roots, options: PushOptions, *, in_process: bool) -> S
         if held is not None and compiled_here:
             require_same(roots.inductor, held, this_environment())
         stamp = held or _vouched(roots.inductor, options, compiled_here=compiled_here)
+        _stamp_others(roots, stamp, options, compiled_here=compiled_here)
         if not options.dry_run and (compiled_here or held is None):
             note_prefixes(roots.inductor, this_prefixes())
         return stamp if held is not None or options.dry_run else write_stamp(roots.inductor, stamp)
+
+
+def _stamp_others(roots: Roots, stamp: Stamp, options: PushOptions, *, compiled_here: bool) -> None:
+    """Make sure that what lies elsewhere was made under the environment of ``stamp``, too."""
+    inductor = Path(os.path.realpath(roots.inductor))
+    for root in all_of(roots)[1:]:
+        if not _is_filled(root):
+            continue
+        held = read_stamp(root)
+        within = inductor in Path(os.path.realpath(root)).parents
+        made = held or (stamp if within else _vouched(root, options, compiled_here=compiled_here))
+        require_same(root, made, stamp.environment)
+        if held is None and not options.dry_run:
+            write_stamp(root, made)
+
+
+def _is_filled(root: Path) -> bool:
+    try:
+        return any(name != OWN_FOLDER for name in os.listdir(root))  # noqa: PTH208 - names are enough
+    except FileNotFoundError:
+        return False
+    except OSError as exc:
+        raise storage_error(exc, root) from exc
+
+
+def leave_out_older(local: LocalView, roots: Roots) -> None:
+    """Leave out what lies in Triton's directory or a tree and is older than the stamp of that.
+
+    Raises:
+        StampError, UnsafeDirectoryError: A stamp cannot be used.
+        DirectoryError: One cannot be read.
+    """
+    for place in roots.places[1:]:
+        stamp = stamp_of(roots.root(place))
+        if stamp is not None and stamp.since_ns:
+            local.leave_out_older(place, stamp.since_ns)
 
 
 def _vouched(root: Path, options: PushOptions, *, compiled_here: bool) -> Stamp:

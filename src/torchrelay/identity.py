@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import date, datetime, timezone
 from pathlib import Path
 
-from torchrelay.errors import TrustError
+from torchrelay.errors import KeyFileError, TrustError
 from torchrelay.signing import Policy, PublicKey, Rule, Signer, Verifier, trust
 from torchrelay.signing.keyfiles import config_directory, load_private_key, passphrase_from
 
@@ -33,6 +33,14 @@ class Credentials:
 def today() -> date:
     """The day by which keys end, everywhere the same."""
     return datetime.now(timezone.utc).date()
+
+
+def own_directory() -> Path | None:
+    """Where this user's key and policy lie; None if no variable says where."""
+    try:
+        return config_directory(os.environ)
+    except KeyFileError:
+        return None
 
 
 def reading_policy(policy: Path | None) -> Policy:

@@ -29,7 +29,7 @@ from torchrelay.caches.stamp import Stamp
 from torchrelay.directories import scanned
 from torchrelay.environment import Environment, requires_of
 from torchrelay.errors import DamagedError, NotFoundError, StampError, TrustError, UsageError
-from torchrelay.identity import reading_policy, signing_credentials, today
+from torchrelay.identity import own_directory, reading_policy, signing_credentials, today
 from torchrelay.options import Progress, PullOptions, PushOptions
 from torchrelay.reports import (
     DiffReport,
@@ -82,8 +82,10 @@ class Workplace:
         keep = not options.dry_run
         with self._session(found.policy, create=True) as session, scanned(roots, stamp, keep=keep) as local:
             view = load_view(session, thorough=options.repair)
+            if not options.all:
+                directories.leave_out_older(local, roots)
             # Not before the scan: a pull beside this one notes what it installs before it does.
-            ledger = directories.ledger_of(roots.inductor)
+            ledger = directories.ledger_of(roots)
             report = self._planned(
                 session, local, stamp=stamp, signer=found.signer, ledger=ledger, options=options
             ).run(view)
@@ -124,7 +126,7 @@ class Workplace:
             lost: list[Problem] = []
             environment = options.environment or self._follow(session, view, lost)
             roots, stamp = directories.prepare(roots, environment, options)
-            ledger = directories.ledger_of(roots.inductor)
+            ledger = directories.ledger_of(roots)
             with scanned(roots, stamp) as local:
                 live = view.union.live.values()
                 known = roots.prefixes is not None
@@ -163,8 +165,8 @@ class Workplace:
         environment, told = _known_environment(stamp)
         with self._session(reading_policy(self.policy)) as session, scanned(roots, stamp) as local:
             view = load_view(session)
-            to_push, hindrances = self._to_push(session, view, local, roots)
             plan = _pull_plan(view, local, environment, roots, told) if environment else Plan()
+            to_push, hindrances = self._to_push(session, view, local, roots)
             told += settings_warnings(session, view, environment) if environment else []
             return StatusReport(
                 store=session.backend.describe(),
@@ -194,7 +196,8 @@ class Workplace:
             directories.check_all(roots)
             stamp = directories.stamp_for_push(roots, options, in_process=self.in_process)
             found = signing_credentials(self.key, self.policy, self.workload, planned=True)
-            ledger = directories.ledger_of(roots.inductor)
+            directories.leave_out_older(local, roots)
+            ledger = directories.ledger_of(roots)
             report = self._planned(
                 session, local, stamp=stamp, signer=found.signer, ledger=ledger, options=options
             ).run(view)
@@ -244,7 +247,7 @@ class Workplace:
             directories.check_all(roots)
             # What a file holds is asked of the file, never of the index.
             with scanned(roots, directories.stamp_of(roots.inductor), fresh=True) as here:
-                return verify_local(session, here, directories.ledger_of(roots.inductor), roots.inductor)
+                return verify_local(session, here, directories.ledger_of(roots), roots.inductor)
 
     # -- Mega-Cache ------------------------------------------------------------------------------
 
@@ -261,7 +264,7 @@ class Workplace:
                 environment=environment,
                 signer=found.signer,
                 # What a pull installed here and PyTorch saved again is still somebody else's.
-                ledger=directories.ledger_of(self._roots().inductor),
+                ledger=directories.ledger_of(self._roots()),
                 scope=_scope(Stamp(environment, 0), options),
                 provenance=options.provenance,
             )
@@ -289,7 +292,9 @@ class Workplace:
     # -- where, and for whom ---------------------------------------------------------------------
 
     def _roots(self) -> Roots:
-        return directories.locate(self.cache_dir, self.triton_cache_dir, self.trees)
+        private = (self.key, self._state_root(), own_directory())
+        held = (path for path in private if path is not None)
+        return directories.locate(self.cache_dir, self.triton_cache_dir, self.trees, held)
 
     def _this_or_stamped(self) -> tuple[Environment, list[str]]:
         """What a pull would pull for, and hints; where torch is not installed, what the stamp says."""
@@ -362,7 +367,7 @@ def _known_environment(stamp: Stamp | None) -> tuple[Environment | None, list[st
 
 def _pull_plan(view: View, local: LocalView, environment: Environment, roots: Roots, told: list[str]) -> Plan:
     try:
-        ledger = directories.ledger_of(roots.inductor)
+        ledger = directories.ledger_of(roots)
     except DamagedError as exc:
         ledger = Ledger.none()
         told.append(f"nothing can be pulled: {exc.message}")

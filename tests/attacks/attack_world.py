@@ -177,7 +177,8 @@ class Machine:
         self.stamp()
 
     def stamp(self) -> None:
-        write_stamp(self.cache, Stamp(ENVIRONMENT, 0))
+        for root in (self.cache, self.tree):
+            write_stamp(root, Stamp(ENVIRONMENT, 0))
 
     def relay(self, **changes: Any) -> Relay:
         settings: dict[str, Any] = {

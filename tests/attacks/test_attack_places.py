@@ -12,6 +12,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,9 @@ from cache_samples import contents, write
 from torchrelay import cli
 from torchrelay.caches import index
 from torchrelay.caches.base import Found
+from torchrelay.caches.stamp import Stamp, write_stamp
 from torchrelay.cli.failures import exit_code
+from torchrelay.environment import Environment
 from torchrelay.errors import (
     DeniedError,
     DirectoryError,
@@ -195,8 +198,6 @@ def test_the_own_folder_is_no_link(consumer, tmp_path, name):
 
 
 def test_a_directory_that_was_filled_on_another_machine_is_left_alone(consumer, world):
-    from torchrelay.caches.stamp import Stamp, write_stamp
-    from torchrelay.environment import Environment
 
     facets = {**ENVIRONMENT.facets, "cpu_isa": "AVX512"}
     write_stamp(consumer.cache, Stamp(Environment(1, facets, {}), 0))
@@ -672,3 +673,106 @@ def test_a_lock_that_somebody_keeps_holds_no_pull_up(world, consumer):
     finally:
         os.close(descriptor)
     assert consumer.installed() == world.good
+
+
+# -- directories that several of Inductor's share -----------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Shared(Machine):
+    """A machine whose kernels lie in a Triton directory of their own, used with two of Inductor's."""
+
+    second: bool = False
+
+    @property
+    def cache(self) -> Path:
+        return self.base / ("second" if self.second else "cache")
+
+    def relay(self, **changes: Any) -> Relay:
+        return super().relay(triton_cache_dir=self.base / "kernels", **changes)
+
+
+def two_of(machine: Machine) -> tuple[Shared, Shared]:
+    places = (machine.base, machine.store, machine.key, machine.policy)
+    return Shared(*places), Shared(*places, second=True)
+
+
+def test_a_directory_that_is_shared_keeps_what_was_pulled_into_it_unsigned(world, tmp_path):
+    producer, store = world.copy(tmp_path / "w")
+    plain = Machine.make(tmp_path / "consumer", store)
+    trust.add_key(plain.policy, producer.signer.public_key.text)
+    first, second = two_of(plain)
+    assert first.pull().exit_code == 0
+    assert list((plain.base / "kernels").glob("*/*.cubin"))
+    write_stamp(second.cache, Stamp(ENVIRONMENT, 0))
+    before = objects(store)
+    report = second.push(all=True)
+    assert report.pushed == 0 and objects(store) == before
+
+
+def test_a_shared_directory_is_not_signed_under_another_environment(producer):
+    """What lies in it was compiled under one; a push from a directory of the other must not state that."""
+    _, second = two_of(producer)
+    cache_samples.triton_group(producer.base / "kernels")
+    write_stamp(producer.base / "kernels", Stamp(ENVIRONMENT, 0))
+    elsewhere = Environment(1, {**ENVIRONMENT.facets, "triton": "3.9.9"}, {})
+    write_stamp(second.cache, Stamp(elsewhere, 0))
+    failed(second.push, StampError, "triton", str(producer.base / "kernels"))
+    assert not producer.root.exists()
+
+
+def test_a_filled_directory_without_a_stamp_is_not_signed(producer):
+    """Others may have compiled into it: somebody must vouch for each directory."""
+    first, _ = two_of(producer)
+    cache_samples.triton_group(producer.base / "kernels")
+    failed(first.push, StampError, "kernels", "--assume-environment")
+    assert not producer.root.exists()
+    write_stamp(producer.base / "kernels", Stamp(ENVIRONMENT, 0))
+    assert first.push().by_kind["triton"] == 1
+
+
+def test_what_is_older_than_the_stamp_of_its_own_directory_is_not_signed(producer):
+    first, _ = two_of(producer)
+    folder = cache_samples.triton_group(producer.base / "kernels")
+    for path in folder.iterdir():
+        os.utime(path, ns=(10**9, 10**9))
+    write_stamp(producer.base / "kernels", Stamp(ENVIRONMENT, 2 * 10**9))
+    report = first.push()
+    assert "triton" not in report.by_kind and report.excluded["older-than-scope"] == 1
+    assert first.push(all=True).by_kind == {"triton": 1}
+
+
+LAUNDRY = {
+    "tree-touched": lambda m: os.utime(m.tree / "rank_0" / "graph.py", (2e9, 2e9)),
+    "tree-added": lambda m: write(m.tree / "rank_0" / "other.json", b'{"n":1}'),
+    "gemm-respelt": lambda m: _respell(m.cache / "cache" / SYSTEM),
+    "stub-added": lambda m: write(
+        m.cache / "triton" / "0" / cache_samples.HASH / "k.autotune.json", b'{"a":1}'
+    ),
+}
+
+
+def _respell(path: Path) -> None:
+    data = path.read_bytes()
+    assert b"0.125" in data
+    path.write_bytes(data.replace(b"0.125", b"1.25e-1"))
+
+
+@pytest.mark.parametrize("how", LAUNDRY)
+def test_an_entry_of_parts_that_a_pull_installed_is_not_signed_once_one_changed(tmp_path, how):
+    """Not even where its signer is trusted no more, so that nothing in the store covers it."""
+    producer = Machine.make(tmp_path / "producer", tmp_path / "store")
+    producer.fill()
+    if how == "stub-added":
+        shutil.rmtree(producer.cache / "triton")
+        write(producer.cache / "triton" / "0" / cache_samples.HASH / "cuda_utils.so", cache_samples.elf())
+    producer.push()
+    consumer = Machine.make(tmp_path / "consumer", producer.store)
+    own = consumer.policy.read_text()
+    trust.add_key(consumer.policy, producer.signer.public_key.text)
+    assert consumer.pull().exit_code == 0
+    LAUNDRY[how](consumer)
+    consumer.policy.write_text(own)
+    before = objects(producer.root)
+    report = consumer.push(all=True, own=True)
+    assert report.pushed == 0 and objects(producer.root) == before

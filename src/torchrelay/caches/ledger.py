@@ -29,6 +29,7 @@ from typing import BinaryIO
 import msgspec
 
 from torchrelay import canonjson, limits
+from torchrelay.caches.base import Roots
 from torchrelay.caches.files import storage_error
 from torchrelay.caches.state import open_plain, opened_state, state_lock, state_path
 from torchrelay.digest import Digest
@@ -81,6 +82,7 @@ class Ledger:
         self.root = root
         self._entries: set[bytes] = set()
         self._canons: dict[bytes, str | None] = {}
+        self._others: dict[str, Ledger] = {}
 
     @classmethod
     def open(cls, root: Path) -> Ledger:
@@ -102,6 +104,21 @@ class Ledger:
         return ledger
 
     @classmethod
+    def of(cls, roots: Roots) -> Ledger:
+        """The ledger of Inductor's directory, and with it those of the others.
+
+        A Triton directory or a framework's tree may be used with several of Inductor's. So what is
+        installed in one is noted there, too, and what any of these ledgers knows was pulled.
+
+        Raises:
+            DamagedError, UnsafeDirectoryError, StorageError: As :meth:`open`.
+        """
+        ledger = cls.open(roots.inductor)
+        for place in roots.places[1:]:
+            ledger._others[place] = cls.open(roots.root(place))
+        return ledger
+
+    @classmethod
     def none(cls) -> Ledger:
         """The ledger of no directory: nothing was pulled there, and nothing can be noted."""
         return cls(Path(os.devnull))
@@ -115,33 +132,48 @@ class Ledger:
         """How many different entries are noted."""
         return len(self._entries)
 
-    def pulled(self, *, kind: str, key: str, variant: str, canon: str, digest: str) -> bool:
+    def pulled(self, *, kind: str, key: str, canon: str, digest: str) -> bool:
         """Whether a pull installed this entry, so that a push must not sign it.
 
         Also if an entry of this key was pulled in *another canonical form* only: then the digests
         cannot be compared (a newer torchrelay reads the same file differently), and it is not signed.
+        The variant is not asked for: a signer may have stated a wrong one, and the bytes are the same.
         """
-        if _mark(kind, key, variant, digest) in self._entries:
+        if self.noted(kind=kind, key=key, digest=digest):
             return True
-        known = self._canons.get(_mark(kind, key), canon)
-        return known is not None and known != canon
+        return any(ledger._in_another_form(kind, key, canon) for ledger in self._all)
 
-    def noted(self, *, kind: str, key: str, variant: str, digest: str) -> bool:
+    def noted(self, *, kind: str, key: str, digest: str) -> bool:
         """Whether a pull installed these very bytes."""
-        return _mark(kind, key, variant, digest) in self._entries
+        mark = _mark(kind, key, digest)
+        return any(mark in ledger._entries for ledger in self._all)
 
     def knows(self, kind: str, key: str) -> bool:
         """Whether a pull installed anything under this key."""
-        return _mark(kind, key) in self._canons
+        mark = _mark(kind, key)
+        return any(mark in ledger._canons for ledger in self._all)
+
+    @property
+    def _all(self) -> tuple[Ledger, ...]:
+        return (self, *self._others.values())
+
+    def _in_another_form(self, kind: str, key: str, canon: str) -> bool:
+        known = self._canons.get(_mark(kind, key), canon)
+        return known is not None and known != canon
 
     def note(self, entries: Iterable[Noted]) -> int:
         """Note entries, durably, before any of their files is installed; how many were new.
+
+        Those that lie in a directory of their own are noted there first.
 
         Raises:
             UnsafeDirectoryError, StorageError: They are not noted; nothing may be installed.
             DamagedError: The ledger is no file of this user.
         """
-        new = {line: None for line in entries if _entry_mark(line) not in self._entries}
+        lines = list(entries)
+        for place, ledger in self._others.items():
+            ledger.note(line for line in lines if _place(line) == place)
+        new = {line: None for line in lines if _entry_mark(line) not in self._entries}
         if new:
             data = b"".join(map(_line, new))
             with opened_state(self.root, create=True) as folder:
@@ -234,7 +266,12 @@ def _mark(*texts: str) -> bytes:
 
 
 def _entry_mark(line: Noted) -> bytes:
-    return _mark(line.kind, line.key, line.variant, line.digest)
+    return _mark(line.kind, line.key, line.digest)
+
+
+def _place(line: Noted) -> str:
+    """Where an entry lies that does not lie in Inductor's directory, if such a place is declared."""
+    return f"tree:{line.key.partition('/')[0]}" if line.kind == "tree" else line.kind
 
 
 def _whole_lines(descriptor: int) -> int:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 from torchrelay.caches.base import Alias, Excluded, Reason
@@ -201,8 +200,7 @@ def _check_local(
 
 def _is_untouched(meta: Meta, forms: Iterable[Alias], ledger: Ledger) -> bool:
     """Whether the bytes are those that a pull installed, whatever has become of who signed them."""
-    noted = partial(ledger.noted, kind=meta.kind, variant=meta.variant)
-    return any(noted(key=form.key, digest=form.digest) for form in forms)
+    return any(ledger.noted(kind=meta.kind, key=form.key, digest=form.digest) for form in forms)
 
 
 def _check_sources(root: Path, names: frozenset[str], findings: _Findings) -> None:

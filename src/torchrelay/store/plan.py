@@ -9,11 +9,12 @@ from dataclasses import dataclass, field, replace
 
 from torchrelay.caches.autotune import SEARCHED, AutotuneKind
 from torchrelay.caches.cpp import COMMAND, CppKind
+from torchrelay.caches.gemm import GemmKind
 from torchrelay.caches.ledger import Ledger
 from torchrelay.caches.local import LocalEntry, LocalView
 from torchrelay.caches.registry import kind_of
 from torchrelay.caches.tree import TreeKind, split_key
-from torchrelay.caches.triton import GROUP
+from torchrelay.caches.triton import GROUP, TritonKind
 from torchrelay.digest import Digest
 from torchrelay.environment import Environment, mismatches
 from torchrelay.errors import FormatError
@@ -25,6 +26,8 @@ UNKNOWN_KIND = "unknown-kind"
 NO_PLACE = "no-place"
 UNDECLARED_TREE = "undeclared-tree"
 UNKNOWN_PREFIX = "install-prefix"
+
+_OF_PARTS = frozenset({CppKind.name, TritonKind.name, GemmKind.name, TreeKind.name})
 
 Triple = tuple[str, str, str]
 
@@ -109,6 +112,8 @@ def local_names(local: LocalView) -> set[Triple]:
 def is_pulled(ledger: Ledger, entry: LocalEntry) -> bool:
     """Whether a pull installed ``entry``: then a push never signs it, and a pull may replace it.
 
+    What a push may sign is less than what this leaves: :func:`may_sign`.
+
     Compiled kernels are never rewritten under their names by whoever made them. So one that is not
     what a pull installed there has been damaged or changed since, and is nobody's own.
     """
@@ -117,9 +122,20 @@ def is_pulled(ledger: Ledger, entry: LocalEntry) -> bool:
         ledger.knows(meta.kind, form.key) for form in entry.forms
     ):
         return True
-    return ledger.pulled(
-        kind=meta.kind, key=meta.key, variant=meta.variant, canon=meta.canon, digest=meta.digest
-    )
+    return ledger.pulled(kind=meta.kind, key=meta.key, canon=meta.canon, digest=meta.digest)
+
+
+def may_sign(ledger: Ledger, entry: LocalEntry) -> bool:
+    """Whether a push may vouch for ``entry``: nothing in it can have come from a store.
+
+    An entry of several files, or one that is merged into a file of others, has another digest as soon
+    as one file is added to it, or a number is written differently; the rest of it is still what the
+    pull installed. So of these kinds nothing is signed under a key that a pull installed anything under.
+    """
+    meta = entry.meta
+    if meta.kind in _OF_PARTS and any(ledger.knows(meta.kind, form.key) for form in entry.forms):
+        return False
+    return not is_pulled(ledger, entry)
 
 
 def no_place(statement: Statement, trees: Container[str], *, has_prefixes: bool) -> str:

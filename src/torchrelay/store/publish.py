@@ -38,7 +38,7 @@ from torchrelay.storage import Get
 from torchrelay.store.confirm import confirm
 from torchrelay.store.doomed import read_doomed
 from torchrelay.store.layout import ENVIRONMENTS, SegmentName, environment_name
-from torchrelay.store.plan import is_pulled
+from torchrelay.store.plan import may_sign
 from torchrelay.store.presence import stored_sizes
 from torchrelay.store.repair import unreadable_blobs
 from torchrelay.store.selection import (
@@ -207,7 +207,7 @@ class Push:
             self._tally.leave_out(skipped.path, skipped.reason, skipped.detail)
         chosen, older = in_scope(self._local.items, self._scope.since_ns, self._scope.stamped_ns)
         self._tally.reasons += [Reason.OLDER_THAN_SCOPE] * older
-        pulled = [entry for entry in chosen if is_pulled(self._ledger, entry)]
+        pulled = [entry for entry in chosen if not may_sign(self._ledger, entry)]
         self._leave_to_others(pulled, view)
         gone = {id(entry) for entry in pulled}
         items = [self._item(entry, view) for entry in chosen if id(entry) not in gone]

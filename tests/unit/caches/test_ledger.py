@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from cache_samples import canary, plant
 from torchrelay.caches import ledger as ledger_module
+from torchrelay.caches.base import Roots
 from torchrelay.caches.ledger import Ledger, Noted, noted_of
 from torchrelay.caches.state import state_path
 from torchrelay.digest import digest_of
@@ -37,7 +38,7 @@ def line(number: int = 0, **changes: Any) -> Noted:
 
 
 def asked(noted: Noted, **changes: Any) -> dict[str, Any]:
-    fields = {name: getattr(noted, name) for name in ("kind", "key", "variant", "canon", "digest")}
+    fields = {name: getattr(noted, name) for name in ("kind", "key", "canon", "digest")}
     return {**fields, **changes}
 
 
@@ -67,16 +68,13 @@ def test_the_line_of_a_statement(tmp_path: Path) -> None:
     ledger = Ledger.open(tmp_path)
     ledger.note([noted_of(record.statement)])
     statement = record.statement
-    assert ledger.pulled(
-        kind=statement.kind, key=statement.key, variant="", canon="raw", digest=statement.digest
-    )
+    assert ledger.pulled(kind=statement.kind, key=statement.key, canon="raw", digest=statement.digest)
 
 
 CASES = {
     "the same": ({}, True),
     "another kind": ({"kind": "cpp"}, False),
     "another key": ({"key": "f1"}, False),
-    "another variant": ({"variant": digest_of(b"v")}, False),
     "other bytes: compiled here since": ({"digest": digest_of(b"new")}, False),
     "another form of it: digests say nothing": ({"canon": "torch-2.14", "digest": digest_of(b"new")}, True),
 }
@@ -86,6 +84,27 @@ CASES = {
 def test_what_counts_as_pulled(tmp_path: Path, change: dict[str, Any], expected: bool) -> None:
     Ledger.open(tmp_path).note([line()])
     assert Ledger.open(tmp_path).pulled(**asked(line(), **change)) is expected
+
+
+def test_the_variant_that_a_signer_stated_does_not_count(tmp_path: Path) -> None:
+    """The bytes are the same, whatever they were published as."""
+    ledger = Ledger.open(tmp_path)
+    assert ledger.note([line(variant=digest_of(b"wrong"))]) == 1
+    assert ledger.note([line()]) == 0 and ledger.pulled(**asked(line()))
+
+
+def test_what_lies_in_a_directory_of_its_own_is_noted_there_too(tmp_path: Path) -> None:
+    """So a second Inductor directory that is used with it knows."""
+    outer = {"triton": tmp_path / "triton", "trees": {"vllm": tmp_path / "tree", "other": tmp_path / "other"}}
+    lines = [line(1), line(2, kind="triton"), line(3, kind="tree", key="vllm/x")]
+    ledger = Ledger.of(Roots(tmp_path / "a", **outer))  # type: ignore[arg-type]
+    assert ledger.note(lines) == 3 and not path_of(tmp_path / "other").exists()
+    second = Ledger.of(Roots(tmp_path / "b", **outer))  # type: ignore[arg-type]
+    assert [second.pulled(**asked(one)) for one in lines] == [False, True, True]
+    assert [second.knows(one.kind, one.key) for one in lines] == [False, True, True]
+    assert second.pulled(**asked(lines[1], canon="another", digest=digest_of(b"another")))
+    # And a directory that is used alone.
+    assert [len(Ledger.open(tmp_path / name)) for name in ("a", "triton", "tree")] == [3, 1, 1]
 
 
 def test_pulled_in_two_forms_the_digest_decides(tmp_path: Path) -> None:
