@@ -6,7 +6,8 @@ is what lies directly in one folder, and its key is ``<name>/<folder>``. torchre
 these files: every facet must be equal, paths in them are not touched, and a folder that holds
 anything that cannot be taken is left out as a whole, for half of one may be worse than none.
 
-The file that was written last is installed last, since that is what readers can look for.
+Files are in the order of their names, but JSON after the others and what is called an index, manifest,
+metadata or group file last: they are installed in this order, and readers look for those.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ _TOP = "."
 _MAX_DEPTH = 7
 """Folders above a file; `check_file_name` allows eight components."""
 
+_INDEXES = ("index", "manifest", "metadata", "__grp__")
 _BYTECODE = "__pycache__"
 # A lock or temporary file beside finished ones is no part of them; anything else may be.
 _BESIDE = (Reason.TEMPORARY, Reason.LOCKED)
@@ -185,9 +187,16 @@ def _group(name: str, root: Path, folder: str, seen: Folder) -> Found | Skipped:
 
 
 def _ordered(files: tuple[FileStat, ...]) -> tuple[FileStat, ...]:
-    """By name, so that other machines get the same bytes; but the one written last comes last."""
-    newest = max(files, key=lambda file: (file.mtime_ns, file.name))
-    return (*(file for file in files if file is not newest), newest)
+    """By name, so that the same files are the same bytes everywhere; what readers look for last."""
+    return tuple(sorted(files, key=lambda file: (_rank(last(file.name)), file.name)))
+
+
+def _rank(name: str) -> int:
+    """Later for what describes the others: JSON, and last an index of them by name."""
+    stem, _, suffix = name.lower().rpartition(".")
+    if any(word in (stem or suffix) for word in _INDEXES):
+        return 2
+    return int(suffix == "json")
 
 
 def _is_part(part: str) -> bool:
