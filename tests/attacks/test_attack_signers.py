@@ -334,6 +334,12 @@ CONTENTS: dict[str, Hostile] = {
 
 # -- the tests ------------------------------------------------------------------------------------
 
+CONTENTS["variant-of-nothing"] = Hostile(said="variant")
+CONTENTS["variant-of-another-graph"] = Hostile(
+    plain=canonical_entries.dumps(canonical_entries.graph(guards_expr="a", runnable_graph_str="")),
+    said="variant",
+)
+
 CASES: dict[str, Hostile] = {
     **{f"blob-{name}": case for name, case in BLOBS.items()},
     **{f"name-{name}": dataclasses.replace(case, where="refused") for name, case in REFUSED.items()},
@@ -513,8 +519,8 @@ def test_json_nested_a_million_deep_is_damage(world, attack, place):
 def test_json_nested_a_million_deep_in_an_environment_decides_nothing(world, attack):
     store, consumer, mallory = attack
     name = digest_of(DEEP)
-    publish(store, mallory, Hostile(plain=PLAIN, key=key("f", 7)))
-    record, _ = Hostile(key=key("f", 8)).record()
+    publish(store, mallory, Hostile(plain=PLAIN, key=key("f", 7), variant=digest_of(PLAIN)))
+    record, _ = Hostile(key=key("f", 8), variant=digest_of(PLAIN)).record()
     line = canonjson.encode(record).replace(ENVIRONMENT.digest.encode(), name.encode())
     put_segment(store, _with_line(mallory, line))
     cache_samples.write(store / "environments" / name, DEEP)

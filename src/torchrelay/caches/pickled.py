@@ -65,13 +65,20 @@ def restored(entry: VerifiedEntry) -> bytes:
     """The bytes to install: what was masked is put back.
 
     Raises:
-        DamagedError: The bytes are not in the form that the statement names.
+        DamagedError: The bytes are not in the form, or not the variant, that the statement names.
     """
+    statement = entry.statement
+    name = f"{statement.kind} {statement.key}"
     try:
-        return canonical.restore(entry.plain, canon=entry.statement.canon, times=entry.record.times)
+        data, facts = canonical.restore_and_read(
+            statement.kind, entry.plain, canon=statement.canon, times=entry.record.times
+        )
     except FormatError as exc:
-        name = f"{entry.statement.kind} {entry.statement.key}"
         raise DamagedError(f"{name}: {exc.message}", subject=name) from exc
+    # A variant that is not the content's would stand beside the true one, and never be found here.
+    if facts is not None and canonical.variant(statement.kind, facts, statement.digest) != statement.variant:
+        raise DamagedError(f"{name} is of another variant than its signer states", subject=name)
+    return data
 
 
 def refuse_secrets(texts: Iterable[str], where: str) -> None:

@@ -4,6 +4,6 @@
 from __future__ import annotations
 
 from torchrelay.canonical.facts import Facts, GraphRef, variant
-from torchrelay.canonical.form import Canonical, canonicalise, restore
+from torchrelay.canonical.form import Canonical, canonicalise, restore, restore_and_read
 
-__all__ = ["Canonical", "Facts", "GraphRef", "canonicalise", "restore", "variant"]
+__all__ = ["Canonical", "Facts", "GraphRef", "canonicalise", "restore", "restore_and_read", "variant"]

@@ -108,17 +108,39 @@ def restore(data: bytes, *, canon: str, times: Sequence[int]) -> bytes:
     Raises:
         FormatError: The form is not known, the bytes are not in it, or the number of times is wrong.
     """
+    return _restored(data, canon, times)[0]
+
+
+def restore_and_read(
+    kind: str, data: bytes, *, canon: str, times: Sequence[int]
+) -> tuple[bytes, Facts | None]:
+    """As :func:`restore`, with what the entry says of itself; None for bytes that are no pickle, in raw form.
+
+    Raises:
+        FormatError: As :func:`restore`.
+    """
+    restored, walk = _restored(data, canon, times)
+    if walk is None:
+        try:
+            walk = _walked(data)
+        except FormatError:
+            return restored, None
+    return restored, read_facts(kind, walk.root)
+
+
+def _restored(data: bytes, canon: str, times: Sequence[int]) -> tuple[bytes, Walk | None]:
     if canon == RAW:
         if times:
             raise FormatError("an entry in raw form has no times to put back")
-        return data
+        return data, None
     layout = parse_canon(canon)
     if layout is None:
         raise FormatError(f"the canonical form {canon[:80]!r} is not known", subject=canon[:80])
-    places = _time_places(data, layout)
+    walk = _walked(data)
+    places = _time_places(walk, data, layout)
     if len(places) != len(times) or len(times) > MAX_TIMES:
         raise FormatError(f"the entry has {len(places)} masked times, and {len(times)} are to be put back")
-    return _spliced(data, places, [integer_code(time) for time in times])
+    return _spliced(data, places, [integer_code(time) for time in times]), walk
 
 
 def _walked(data: bytes) -> Walk:
@@ -129,9 +151,8 @@ def _walked(data: bytes) -> Walk:
     return walk
 
 
-def _time_places(data: bytes, layout: Layout) -> list[int]:
+def _time_places(walk: Walk, data: bytes, layout: Layout) -> list[int]:
     """Where in canonical bytes the masked times stand."""
-    walk = _walked(data)
     kind = next((k for k, roots in layout.roots.items() if _class_of(walk.root) in roots), "")
     masks = _masks_if_known(walk, layout, kind)
     if masks is None:

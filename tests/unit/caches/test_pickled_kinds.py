@@ -624,6 +624,17 @@ def test_a_dump_of_the_environment_that_cannot_be_masked_keeps_an_entry_here(
     assert reason_of(AotAutogradKind(version), tmp_path) is Reason.SECRET
 
 
+@pytest.mark.parametrize("name", ["inductor", "inductor-raw", "aot_autograd"])
+def test_another_variant_than_the_contents_own_is_not_installed(tmp_path: Path, name: str) -> None:
+    """It would never be found under that name, and so be fetched again by every pull."""
+    kind, _, _ = case = CASES[name]
+    fill(tmp_path / "a", case)
+    entry = only(kind, tmp_path / "a")
+    with pytest.raises(DamagedError, match="variant"):
+        kind.install(verified(entry.plain, **record_of(entry, variant=DIGEST)), Roots(tmp_path / "b"))
+    assert not (tmp_path / "b").exists()
+
+
 def test_keys_given_by_hand_are_held_to_the_same_patterns() -> None:
     for call in (
         lambda: InductorKind().entry_from_bytes("../x", graph()),
