@@ -233,10 +233,9 @@ class Workplace:
     def explain(self, name: str | None, environment: Environment | None) -> ExplainReport:
         """See :meth:`torchrelay.relay.Relay.explain`."""
         with self._session(reading_policy(self.policy)) as session:
-            if environment is not None:
-                return look.explain_entries(session, name, environment, ())
-            here, hints = self._this_or_stamped()
-            return look.explain_entries(session, name, here, hints)
+            here, hints = self._this_or_stamped() if environment is None else (environment, [])
+            known = bool(directories.all_prefixes(self._roots().inductor))
+            return look.explain_entries(session, name, here, hints, trees=self.trees, has_prefixes=known)
 
     def verify(self, *, local: bool) -> VerifyReport:
         """See :meth:`torchrelay.relay.Relay.verify`."""

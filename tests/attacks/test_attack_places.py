@@ -35,7 +35,7 @@ from attack_world import (
 
 import cache_samples
 from cache_samples import contents, write
-from torchrelay import cli
+from torchrelay import cli, directories
 from torchrelay.caches import index
 from torchrelay.caches.base import Found
 from torchrelay.caches.stamp import Stamp, write_stamp
@@ -776,3 +776,14 @@ def test_an_entry_of_parts_that_a_pull_installed_is_not_signed_once_one_changed(
     before = objects(producer.root)
     report = consumer.push(all=True, own=True)
     assert report.pushed == 0 and objects(producer.root) == before
+
+
+def test_explain_says_what_a_pull_does_where_there_is_no_place(world, consumer, monkeypatch):
+    """Both go by the same rules: trees that are declared, and where torch is installed."""
+    monkeypatch.setattr(directories, "this_prefixes", lambda: None)
+    relay = consumer.relay(trees={})
+    explained = relay.explain(None, ENVIRONMENT)
+    lacking = {group.facets[0].facet: group.kinds for group in explained.groups if not group.fits}
+    assert lacking == {"undeclared-tree": {"tree": 1}}
+    assert relay.pull(PullOptions(environment=ENVIRONMENT)).incompatible == {"undeclared-tree": 1}
+    assert all(group.fits for group in consumer.relay().explain(None, ENVIRONMENT).groups)

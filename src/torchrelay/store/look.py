@@ -4,11 +4,10 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Set
+from collections.abc import Collection, Container, Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 
 from torchrelay.caches.local import LocalEntry, LocalView
-from torchrelay.caches.registry import kind_of
 from torchrelay.digest import Digest
 from torchrelay.environment import Environment, FacetValue, diff_settings, explain, mismatches
 from torchrelay.errors import UsageError
@@ -24,6 +23,7 @@ from torchrelay.reports import (
 )
 from torchrelay.statement import Identity, check_workload
 from torchrelay.store.documents import read_environments
+from torchrelay.store.plan import UNDECLARED_TREE, UNKNOWN_KIND, UNKNOWN_PREFIX, no_place
 from torchrelay.store.session import Session
 from torchrelay.store.view import View, load_view
 
@@ -188,9 +188,23 @@ def _labels(identities: Iterable[Identity]) -> list[str]:
 
 
 def explain_entries(
-    session: Session, name: str | None, environment: Environment, hints: Iterable[str]
+    session: Session,
+    name: str | None,
+    environment: Environment,
+    hints: Iterable[str],
+    *,
+    trees: Container[str] = (),
+    has_prefixes: bool = True,
 ) -> ExplainReport:
     """Facet by facet, why entries would be installed in ``environment`` or not.
+
+    Args:
+        session: The store and workload.
+        name: What the names of the entries begin with; None: all.
+        environment: The machine that is asked for.
+        hints: What else may help to understand a miss.
+        trees: As for :func:`torchrelay.store.plan.make_plan`.
+        has_prefixes: As there.
 
     Raises:
         UsageError: ``name`` is given and nothing has such a name.
@@ -204,19 +218,27 @@ def explain_entries(
             remedy="Run `torchrelay ls` for keys and digests.",
             subject=name[:80],
         )
-    groups: dict[Digest, list[Live]] = defaultdict(list)
+    groups: dict[tuple[Digest, str], list[Live]] = defaultdict(list)
     for live in chosen:
-        groups[live.statement.requires].append(live)
+        reasons = [no_place(one.statement, trees, has_prefixes=has_prefixes) for one in live.candidates]
+        groups[live.statement.requires, reasons[0] if all(reasons) else ""].append(live)
     return ExplainReport(
         workload=session.workload,
         environment=environment.digest,
-        groups=[_explanation(group, environment) for group in groups.values()],
+        groups=[_explanation(group, environment, reason) for (_, reason), group in groups.items()],
         settings=_settings(session, view, environment),
         hints=list(hints),
     )
 
 
-def _explanation(group: list[Live], environment: Environment) -> Explanation:
+_NO_PLACE = {
+    UNKNOWN_KIND: "Upgrade torchrelay: this version does not know this kind.",
+    UNDECLARED_TREE: "Say where the framework keeps its cache: --tree NAME=PATH.",
+    UNKNOWN_PREFIX: "Pull with the Python that torch is installed for.",
+}
+
+
+def _explanation(group: list[Live], environment: Environment, reason: str) -> Explanation:
     results = explain(group[0].requires, environment)
     facets = [
         FacetResult(
@@ -229,9 +251,18 @@ def _explanation(group: list[Live], environment: Environment) -> Explanation:
         )
         for result in results
     ]
+    if reason:
+        missing = FacetResult(
+            facet=reason,
+            comparison="place",
+            needed="a place",
+            here="none",
+            fits=False,
+            remedy=_NO_PLACE[reason],
+        )
+        facets.insert(0, missing)
     kinds = Counter(live.statement.kind for live in group)
-    known = all(kind_of(kind) is not None for kind in kinds)
-    fits = known and all(facet.fits for facet in facets)
+    fits = all(facet.fits for facet in facets)
     return Explanation(entries=len(group), kinds=dict(kinds), fits=fits, facets=facets)
 
 
