@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -257,6 +257,15 @@ def requires_of(environment: Environment, names: Iterable[str]) -> dict[str, Fac
                 subject=name,
             )
     return needed
+
+
+def unstated_facets(kind: str, requires: Collection[str]) -> list[str]:
+    """Facets that every entry of ``kind`` needs and that ``requires`` leaves out.
+
+    An entry that does not say for which torch, Python or machine it was made would fit all of them.
+    """
+    least = REQUIRED_FACETS.get(kind, ())
+    return [name for name in least if name not in requires and not FACETS[name].optional]
 
 
 @dataclass(frozen=True, slots=True)

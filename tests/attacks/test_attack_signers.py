@@ -31,7 +31,7 @@ from torchrelay.signing import Ed25519Signer, trust
 from torchrelay.statement import File, Record, Statement, Stored, blob_name, statement_bytes
 from torchrelay.testing.entries import make_record, make_segment
 
-PYTHON = {"python": ENVIRONMENT.facets["python"]}
+EVERYTHING = dict(ENVIRONMENT.facets)
 VARIANT = digest_of(b"a variant")
 KERNEL = cache_samples.KERNEL
 
@@ -41,6 +41,7 @@ class Hostile:
     """An entry as Mallory signs it.
 
     Attributes:
+        requires: The facets that it says it needs; stated by :func:`header_of` if they are all.
         kind, key, canon, variant, files: As in the statement; nothing of ours has looked at them.
         plain: What it is said to hold.
         blob: The stored bytes; by default one frame of ``plain``.
@@ -58,6 +59,7 @@ class Hostile:
     times: tuple[int, ...] = ()
     where: str = "damaged"
     said: str = ""
+    requires: dict[str, Any] = dataclasses.field(default_factory=lambda: EVERYTHING)
 
     def record(self) -> tuple[Record, bytes]:
         blob = frame.compress(self.plain) if self.blob is None else self.blob
@@ -68,7 +70,7 @@ class Hostile:
             kind=self.kind,
             key=self.key,
             variant=self.variant,
-            requires=encode_requires(PYTHON)[0],
+            requires=encode_requires(self.requires)[0],
             needs=(),
             digest=digest_of(self.plain),
             size=len(self.plain) if self.size is None else self.size,
@@ -101,7 +103,7 @@ def header_of(lines: list[bytes], **changes: Any) -> bytes:
         "workload": WORKLOAD,
         "environment": ENVIRONMENT.digest,
         "records": tuple(map(digest_of, lines)),
-        "requires": {encode_requires(PYTHON)[0]: dict(PYTHON)},
+        "requires": {encode_requires(EVERYTHING)[0]: EVERYTHING},
         "withdrawn": (),
         "readmit": (),
         "supersedes": (),
@@ -527,6 +529,17 @@ def test_json_nested_a_million_deep_in_an_environment_decides_nothing(world, att
     explained = consumer.relay().explain(None, ENVIRONMENT)
     assert sum(group.entries for group in explained.groups) == len(world.entries) + 2
     assert consumer.pull().installed == len(world.entries) + 2
+
+
+def test_an_entry_that_does_not_say_what_it_needs_fits_nothing(attack, world):
+    store, consumer, mallory = attack
+    python = {"python": ENVIRONMENT.facets["python"]}
+    table = {encode_requires(python)[0]: python}
+    publish(store, mallory, Hostile(plain=PLAIN, requires=python), requires=table)
+    report = consumer.pull()
+    (problem,) = report.refused
+    assert (problem.reason, problem.key_id) == ("requires", mallory.public_key.key_id)
+    assert "torch" in problem.detail and consumer.installed() == world.good
 
 
 # -- without a trusted key ------------------------------------------------------------------------

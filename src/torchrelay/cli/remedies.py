@@ -19,6 +19,7 @@ _TRUST = {
     "role": "Give the key the role: `torchrelay trust add KEY --role maintainer`, if it should have it.",
     "threshold": "Let another trusted builder push the same entries, or lower the threshold in the policy.",
     "divergent": "Withdraw the wrong one, or push the right one with --replace.",
+    "requires": "Let its producer push it anew: it must say which torch and machine it was made for.",
     "rollback": "The store shows an older state than it did: find out who restored or replaced it.",
 }
 _DAMAGED = {
@@ -27,6 +28,7 @@ _DAMAGED = {
 _MISSING = {
     "deadline": "The deadline came first: pull again, what is installed is not fetched twice.",
     "needs": "It is of no use without what it needs. The next push from a machine that has that heals it.",
+    "unreadable": "Check that the store is reachable and lets you read, then run the command again.",
     "absent": "The next push from a machine that has the entry heals it.",
 }
 _FAILED = {

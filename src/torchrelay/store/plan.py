@@ -16,7 +16,7 @@ from torchrelay.caches.registry import kind_of
 from torchrelay.caches.tree import TreeKind, split_key
 from torchrelay.caches.triton import GROUP, TritonKind
 from torchrelay.digest import Digest
-from torchrelay.environment import Environment, mismatches
+from torchrelay.environment import Environment, mismatches, unstated_facets
 from torchrelay.errors import FormatError
 from torchrelay.manifest import LATEST_KINDS, Live
 from torchrelay.reports import Problem
@@ -164,8 +164,11 @@ def _sound(entry: Live, plan: Plan) -> Live | None:
     kind = kind_of(entry.statement.kind)
     if kind is None:
         return entry
+    if unstated := unstated_facets(kind.name, entry.requires):
+        plan.refused.append(_problem(entry, "requires", f"does not state its {', '.join(unstated)}"))
+        return None
     good: list[Live] = []
-    for candidate in (entry, *entry.others):
+    for candidate in entry.candidates:
         try:
             kind.check(candidate.statement)
         except FormatError as exc:
@@ -177,7 +180,7 @@ def _sound(entry: Live, plan: Plan) -> Live | None:
 
 def _placed(entry: Live, trees: Container[str], plan: Plan, *, has_prefixes: bool) -> Live | None:
     """``entry`` without the statements that have no place here; None, counted, if none has one."""
-    candidates = (entry, *entry.others)
+    candidates = entry.candidates
     reasons = [no_place(item.statement, trees, has_prefixes=has_prefixes) for item in candidates]
     if all(reasons):
         plan.incompatible[reasons[0]] += 1
@@ -217,8 +220,8 @@ def _one_a_name(entries: Iterable[Live]) -> Iterator[tuple[Live, int]]:
         groups.setdefault(_triple(entry), []).append(entry)
     for group in groups.values():
         first, *rest = sorted(group, key=_rank)
-        behind = [candidate for entry in rest for candidate in (entry, *entry.others)]
-        found = _ranked([first, *first.others, *behind]) if rest else first
+        behind = [candidate for entry in rest for candidate in entry.candidates]
+        found = _ranked([*first.candidates, *behind]) if rest else first
         if found is not None:
             yield found, len(group)
 
@@ -234,7 +237,7 @@ def _is_wanted(entry: Live, count: int, local: LocalView, ledger: Ledger, plan: 
     statement = entry.statement
     here = local.find(statement.kind, statement.key, statement.variant)
     digests = {digest for found in here for digest in found.digests_of(statement.key)}
-    if any(candidate.statement.digest in digests for candidate in (entry, *entry.others)):
+    if any(candidate.statement.digest in digests for candidate in entry.candidates):
         plan.present += count
         return False
     if any(not is_pulled(ledger, found) for found in here):
@@ -245,7 +248,7 @@ def _is_wanted(entry: Live, count: int, local: LocalView, ledger: Ledger, plan: 
 
 
 def _may_need(entry: Live) -> bool:
-    return any(candidate.statement.needs for candidate in (entry, *entry.others))
+    return any(candidate.statement.needs for candidate in entry.candidates)
 
 
 def _drop_outranked(plan: Plan, available: set[Triple]) -> None:
@@ -288,7 +291,7 @@ def lacking_need(entry: Live, available: set[Triple]) -> Need | None:
 
 def with_needs(entry: Live, available: set[Triple]) -> Live | None:
     """``entry`` without the statements that need what is not available; None if all do."""
-    candidates = (entry, *entry.others)
+    candidates = entry.candidates
     return _ranked([item for item in candidates if lacking_need(item, available) is None])
 
 

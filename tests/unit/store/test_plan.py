@@ -14,13 +14,20 @@ from store_samples import KEY, VARIANT, live_of, local, local_view, stored_recor
 from torchrelay.caches.ledger import Ledger, noted_of
 from torchrelay.caches.local import LocalView
 from torchrelay.digest import digest_of
-from torchrelay.environment import Environment
+from torchrelay.environment import FACETS, REQUIRED_FACETS, Environment, FacetValue
 from torchrelay.manifest import Live, union
 from torchrelay.statement import File, Need
 from torchrelay.store.plan import UNKNOWN_KIND, Plan, is_pulled, lacking_need, local_names, make_plan
 from union_samples import accepted
 
-HERE = Environment(1, {"python": "3.11", "torch": "2.13.0", "machine": "x86_64"}, {})
+_KNOWN = {"python": "3.11", "torch": "2.13.0", "machine": "x86_64"}
+# What every kind asks for; the value of no other facet matters here.
+FULL: dict[str, FacetValue] = {
+    name: ("avx2",) if facet.comparison == "superset" else _KNOWN.get(name, "1")
+    for name, facet in FACETS.items()
+    if not facet.optional
+}
+HERE = Environment(1, FULL, {})
 EMPTY = local_view()
 CPP = "c" + "ab2" * 17
 OTHER_KEY = "f" + "b" * 51
@@ -32,7 +39,12 @@ def ledger(tmp_path: Path) -> Ledger:
 
 
 def entry(plain: bytes = b"plain", signer: str = "bob", **fields: Any) -> Live:
-    return live_of((signer, stored_record(plain, **fields)))
+    return stating(live_of((signer, stored_record(plain, **fields))))
+
+
+def stating(live: Live, **requires: FacetValue) -> Live:
+    """``live`` as if it said all that it needs."""
+    return replace(live, requires={**FULL, **live.requires, **requires})
 
 
 def needer(variant: str = VARIANT) -> Live:
@@ -57,8 +69,8 @@ def test_what_is_not_here_is_fetched(ledger: Ledger) -> None:
         ({"python": "3.12"}, "python"),
         ({"python": "3.11", "torch": "2.12.0"}, "torch"),
         ({"torch": "x", "python": "3.12"}, "python"),
-        ({"gpu_name": "H200"}, "gpu_name"),
-        ({"facet_of_the_future": "x"}, "facet_of_the_future"),
+        ({"python": "3.11", "gpu_name": "H200"}, "gpu_name"),
+        ({"python": "3.11", "facet_of_the_future": "x"}, "facet_of_the_future"),
     ],
 )
 def test_what_does_not_fit_is_counted_by_facet(ledger: Ledger, requires: dict[str, str], facet: str) -> None:
@@ -70,7 +82,20 @@ def test_what_does_not_fit_is_counted_by_facet(ledger: Ledger, requires: dict[st
 def _live(record: Any, requires: dict[str, str]) -> Live:
 
     (live,) = union([accepted("bob", [record], requires=[requires])]).live.values()
-    return live
+    return stating(live)
+
+
+@pytest.mark.parametrize(("kind", "key"), [("inductor", KEY), ("cpp", CPP), ("aot_autograd", "a" + "c" * 51)])
+def test_an_entry_that_leaves_out_a_facet_of_its_kind_is_refused(ledger: Ledger, kind: str, key: str) -> None:
+    """It would fit every machine that the facet tells apart."""
+    for facet in REQUIRED_FACETS[kind]:
+        if FACETS[facet].optional:
+            continue
+        live = entry(kind=kind, key=key)
+        found = plan([replace(live, requires={n: v for n, v in FULL.items() if n != facet})], ledger)
+        (problem,) = found.refused
+        assert problem.reason == "requires" and facet in problem.detail
+        assert not found.install and not found.needers and not found.incompatible
 
 
 def test_a_kind_that_is_not_known_is_left_out_and_counted(ledger: Ledger) -> None:
@@ -122,7 +147,7 @@ def test_what_lost_there_and_is_here_will_do(ledger: Ledger) -> None:
     """Else two machines would replace each other's bytes for ever."""
     other = stored_record(b"other")
     live = live_of(("bob", other), ("carol", other), ("dave", stored_record()))
-    found = plan([live], ledger, local_view(local()))
+    found = plan([stating(live)], ledger, local_view(local()))
     assert found.present == 1 and not found.install
 
 
@@ -260,6 +285,6 @@ def test_of_them_the_one_with_most_signers_is_taken(ledger: Ledger) -> None:
         for number, (record, table) in enumerate(zip(records, tables, strict=True)):
             signers = ["bob", "carol"] if number == signed_twice else ["bob"]
             batches = [accepted(signer, [record], requires=[table]) for signer in signers]
-            live += union(batches).live.values()
+            live += map(stating, union(batches).live.values())
         (taken,) = plan(live, ledger).install
         assert taken.statement == records[signed_twice].statement
