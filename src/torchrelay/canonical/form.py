@@ -33,6 +33,7 @@ from torchrelay.canonical.nodes import (
     integer_code,
     text_atom,
 )
+from torchrelay.canonical.opcodes import walk_pickle
 from torchrelay.canonical.secrets import first_secret, kinds_in
 from torchrelay.canonical.walk import Walk
 from torchrelay.errors import FormatError, SecretError
@@ -146,7 +147,7 @@ def _restored(data: bytes, canon: str, times: Sequence[int]) -> tuple[bytes, Wal
 def _walked(data: bytes) -> Walk:
     if len(data) > MAX_ENTRY_BYTES:
         raise FormatError(f"the entry is {len(data)} bytes, more than the {MAX_ENTRY_BYTES} allowed")
-    walk = Walk(data).run()
+    walk = walk_pickle(data)
     sort_sets(walk)
     return walk
 

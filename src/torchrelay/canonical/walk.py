@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The walk over a pickle's opcodes: stack, marks and memo are tracked, nothing is ever built.
+"""The state of a walk over a pickle: stack, marks and memo are tracked, nothing is ever built.
 
 It knows what each operation makes and where in the stream it is made. A pickle is a stack program,
 so the operations that make one value are one run of operations; that is what allows the emitter to
@@ -9,9 +9,7 @@ import, call or allocate more than the bytes it is given.
 
 from __future__ import annotations
 
-import re
 import struct
-from collections.abc import Callable
 
 from torchrelay.canonical.nodes import (
     Atom,
@@ -22,25 +20,20 @@ from torchrelay.canonical.nodes import (
     Put,
     Span,
     Value,
-    bytes_atom,
-    text_atom,
 )
 from torchrelay.errors import FormatError
-from torchrelay.limits import MAX_NAME_CHARS, MAX_PICKLE_OPERATIONS
+from torchrelay.limits import MAX_NAME_CHARS
 
 # What is stated decides how names are looked up: below 3 those of Python 2 are translated, from 4 on
 # dotted ones are followed. Opcodes of later protocols are understood whatever is stated.
-_LOWEST_PROTOCOL = 2
-_USUAL_PROTOCOL = 4
-_HIGHEST_PROTOCOL = 5
-_LARGE = 1 << 16
-_DECIMAL = re.compile(rb"-?[0-9]{1,4000}")  # int() itself refuses more than 4,300 digits
+LOWEST_PROTOCOL = 2
 _RECONSTRUCTORS = frozenset(
     {"copyreg._reconstructor", "copy_reg._reconstructor", "copyreg.__newobj__", "copyreg.__newobj_ex__"}
 )
 
 
-def _malformed(what: str) -> FormatError:
+def malformed(what: str) -> FormatError:
+    """The error for bytes that are no pickle that can be walked."""
     return FormatError(
         f"the entry is not a well-formed pickle: {what}",
         remedy="The entry is left out; PyTorch makes it again when it is next compiled.",
@@ -50,8 +43,8 @@ def _malformed(what: str) -> FormatError:
 class Walk:
     """One pass over a pickle.
 
-    After :meth:`run`, ``operations`` is the stream without frames, ``root`` what it leaves on the
-    stack, ``objects`` every object that was given attributes, ``sets`` every set, ``buffers`` the
+    After :func:`torchrelay.canonical.opcodes.walk_pickle`, ``operations`` is the stream without
+    frames, ``root`` what it leaves on the stack, ``objects`` every object that was given attributes, ``sets`` every set, ``buffers`` the
     contents of bytearrays, and ``protocol`` the one that the canonical form states.
 
     Args:
@@ -65,33 +58,12 @@ class Walk:
         self.objects: list[Value] = []
         self.sets: list[Value] = []
         self.buffers: list[bytes] = []
-        self.protocol = _LOWEST_PROTOCOL
+        self.protocol = LOWEST_PROTOCOL
         self.root: Node | None = None
         self._stack: list[tuple[Node, int]] = []
         self._marks: list[tuple[list[tuple[Node, int]], int]] = []
         self._memo: dict[int, Node] = {}
         self._names: dict[tuple[bytes, bytes], str] = {}
-
-    def run(self) -> Walk:
-        """Walk to the end.
-
-        Raises:
-            FormatError: The bytes are not one whole pickle, need objects from outside the pickle,
-                or have more operations than are looked at.
-        """
-        data, handlers, operations = self.data, _HANDLERS, self.operations
-        try:
-            while self.root is None:
-                opcode = data[self.offset]
-                self.offset += 1
-                handlers[opcode](self)
-                if len(operations) > MAX_PICKLE_OPERATIONS:
-                    raise _malformed(f"it has more than {MAX_PICKLE_OPERATIONS} operations")
-        except IndexError:  # of the data, of the stack, of the marks
-            raise _malformed("it ends early or takes more from its stack than there is") from None
-        if self.offset != len(data):
-            raise _malformed("bytes follow its end")
-        return self
 
     # ------------------------------------------------------------------ reading
 
@@ -99,7 +71,7 @@ class Walk:
         """The next ``size`` bytes."""
         end = self.offset + size
         if end > len(self.data):
-            raise _malformed("it ends early")
+            raise malformed("it ends early")
         chunk = self.data[self.offset : end]
         self.offset = end
         return chunk
@@ -108,7 +80,7 @@ class Walk:
         """The same, as a view of the entry."""
         end = self.offset + size
         if end > len(self.data):
-            raise _malformed("it ends early")
+            raise malformed("it ends early")
         chunk = memoryview(self.data)[self.offset : end]
         self.offset = end
         return chunk
@@ -122,7 +94,7 @@ class Walk:
         """The bytes up to the next line feed, which is consumed."""
         end = self.data.find(b"\n", self.offset)
         if end < 0:
-            raise _malformed("it ends early")
+            raise malformed("it ends early")
         chunk = self.data[self.offset : end]
         self.offset = end + 1
         return chunk
@@ -132,7 +104,7 @@ class Walk:
         try:
             return raw.decode("utf-8", "surrogatepass")
         except UnicodeDecodeError:
-            raise _malformed("a text is not UTF-8") from None
+            raise malformed("a text is not UTF-8") from None
 
     # ------------------------------------------------------------------ the stack
 
@@ -169,7 +141,7 @@ class Walk:
     def last(self, count: int) -> list[Span]:
         """Take ``count`` elements, all above the last mark."""
         if count > len(self._stack):
-            raise _malformed("it takes more from its stack than there is")
+            raise malformed("it takes more from its stack than there is")
         elements = self._stack[len(self._stack) - count :]
         del self._stack[len(self._stack) - count :]
         return self._spans(elements)
@@ -213,7 +185,7 @@ class Walk:
         """Push what has this number in the memo."""
         node = self._memo.get(index)
         if node is None:
-            raise _malformed("it refers to something it did not make")
+            raise malformed("it refers to something it did not make")
         self.push(node, node if isinstance(node, Atom) else Get(node))
 
     # ------------------------------------------------------------------ making and filling
@@ -248,7 +220,7 @@ class Walk:
         """Give the container on top of the stack more elements."""
         target = self.top()
         if not isinstance(target, Value) or target.kind in {Kind.TUPLE, Kind.DICT, Kind.SET, Kind.GLOBAL}:
-            raise _malformed("it appends to something that is not a list")
+            raise malformed("it appends to something that is not a list")
         target.items.extend(elements)
         self.operations.append(opcode)
         target.end = len(self.operations)
@@ -257,7 +229,7 @@ class Walk:
         """Give the set on top of the stack more elements."""
         target = self.top()
         if not isinstance(target, Value) or target.kind not in {Kind.SET, Kind.OBJECT, Kind.OTHER}:
-            raise _malformed("it adds to something that is not a set")
+            raise malformed("it adds to something that is not a set")
         target.items.extend(elements)
         self.operations.append(opcode)
         target.end = len(self.operations)
@@ -265,9 +237,9 @@ class Walk:
     def fill(self, target: Node, elements: list[Span], opcode: bytes) -> None:
         """Give a mapping more entries: keys and values in turn."""
         if not isinstance(target, Value) or target.kind not in {Kind.DICT, Kind.OBJECT, Kind.OTHER}:
-            raise _malformed("it sets items of something that is not a mapping")
+            raise malformed("it sets items of something that is not a mapping")
         if len(elements) % 2:
-            raise _malformed("a key has no value")
+            raise malformed("a key has no value")
         # Items of an object are not its attributes: they are kept with what made it.
         if target.kind is Kind.DICT:
             target.pairs.extend((elements[i].node, elements[i + 1]) for i in range(0, len(elements), 2))
@@ -281,7 +253,7 @@ class Walk:
         state = self.last(1)[0]
         target = self.top()
         if not isinstance(target, Value):
-            raise _malformed("it gives attributes to something that has none")
+            raise malformed("it gives attributes to something that has none")
         parts = [state.node]
         if isinstance(state.node, Value) and state.node.kind is Kind.TUPLE:
             parts = [item.node for item in state.node.items[:2]]  # (__dict__, slots)
@@ -297,330 +269,9 @@ class Walk:
         names = (module, qualname)
         if names not in self._names:
             if max(len(module), len(qualname)) > MAX_NAME_CHARS:
-                raise _malformed("the name of a class is too long")
+                raise malformed("the name of a class is too long")
             self._names[names] = f"{self.text(module)}.{self.text(qualname)}"
         return Value(Kind.GLOBAL, self._names[names], len(self.operations))
 
 
 # ---------------------------------------------------------------------- opcodes
-
-_Handler = Callable[[Walk], None]
-
-
-def _refuse(what: str) -> _Handler:
-    def handler(walk: Walk) -> None:
-        raise _malformed(what)
-
-    return handler
-
-
-def _constant(opcode: bytes, tag: str) -> _Handler:
-    return lambda walk: _push_atom(walk, Atom(tag, opcode))
-
-
-def _push_atom(walk: Walk, atom: Atom) -> None:
-    walk.push(atom, atom)
-
-
-def _integer(layout: str) -> _Handler:
-    def handler(walk: Walk) -> None:
-        start = walk.offset - 1
-        number = walk.number(layout)
-        _push_atom(walk, Atom("i", walk.data[start : walk.offset], number=number, offset=start))
-
-    return handler
-
-
-def _long(layout: str) -> _Handler:
-    def handler(walk: Walk) -> None:
-        start = walk.offset - 1
-        size = walk.number(layout)
-        if size < 0:
-            raise _malformed("a length is negative")
-        number = int.from_bytes(walk.take(size), "little", signed=True)
-        _push_atom(walk, Atom("i", walk.data[start : walk.offset], number=number, offset=start))
-
-    return handler
-
-
-def _decimal(suffix: bytes) -> _Handler:
-    def handler(walk: Walk) -> None:
-        start = walk.offset - 1
-        line = walk.line()
-        code = walk.data[start : walk.offset]
-        if not suffix and line in {b"00", b"01"}:
-            _push_atom(walk, Atom("o", code))
-            return
-        digits = line.removesuffix(suffix)
-        if _DECIMAL.fullmatch(digits) is None:
-            raise _malformed("a number is not one")
-        _push_atom(walk, Atom("i", code, number=int(digits), offset=start))
-
-    return handler
-
-
-def _float_line(walk: Walk) -> None:
-    start = walk.offset - 1
-    try:
-        float(walk.line())
-    except ValueError:
-        raise _malformed("a number is not one") from None
-    _push_atom(walk, Atom("o", walk.data[start : walk.offset]))
-
-
-def _float(walk: Walk) -> None:
-    _push_atom(walk, Atom("o", b"G" + walk.take(8)))
-
-
-def _text(layout: str) -> _Handler:
-    def handler(walk: Walk) -> None:
-        start = walk.offset - 1
-        payload = walk.take(walk.number(layout))
-        walk.text(payload)
-        _push_atom(walk, text_atom(payload, start))
-
-    return handler
-
-
-def _text_line(walk: Walk) -> None:
-    try:
-        payload = walk.line().decode("raw-unicode-escape").encode("utf-8", "surrogatepass")
-    except UnicodeDecodeError:
-        raise _malformed("a text is not one") from None
-    _push_atom(walk, text_atom(payload))
-
-
-def _bytes(layout: str) -> _Handler:
-    def handler(walk: Walk) -> None:
-        start = walk.offset - 1
-        size = walk.number(layout)
-        _push_atom(walk, bytes_atom(walk.take(size) if size < _LARGE else walk.view(size), start))
-
-    return handler
-
-
-def _bytearray(walk: Walk) -> None:
-    payload = walk.take(walk.number("<Q"))
-    walk.protocol = _HIGHEST_PROTOCOL
-    walk.buffers.append(payload)
-    walk.push(Value(Kind.OTHER, "builtins.bytearray"), b"\x96" + struct.pack("<Q", len(payload)) + payload)
-
-
-def _protocol(walk: Walk) -> None:
-    protocol = walk.number("<B")
-    if protocol > _HIGHEST_PROTOCOL or walk.offset != 2:
-        raise _malformed("its protocol is not known or not stated first")
-    walk.protocol = max(_LOWEST_PROTOCOL, min(protocol, _USUAL_PROTOCOL))
-
-
-def _frame(walk: Walk) -> None:
-    if walk.number("<Q") > len(walk.data) - walk.offset:
-        raise _malformed("it ends early")
-
-
-def _stop(walk: Walk) -> None:
-    walk.root = walk.pop()[0]
-
-
-def _tuple_of(count: int, opcode: bytes) -> _Handler:
-    def handler(walk: Walk) -> None:
-        elements = walk.last(count)
-        walk.make(Kind.TUPLE, opcode, elements, elements[0].start)
-
-    return handler
-
-
-def _closing(kind: Kind, opcode: bytes) -> _Handler:
-    def handler(walk: Walk) -> None:
-        elements, start = walk.close()
-        value = walk.make(kind, opcode, elements, start)
-        if kind is Kind.SET:
-            walk.sets.append(value)
-
-    return handler
-
-
-def _dict(walk: Walk) -> None:
-    elements, start = walk.close()
-    value = Value(Kind.DICT, start=start)
-    walk.fill(value, elements, b"d")
-    walk.operations.pop()
-    walk.replace(value, start, b"d")
-
-
-def _empty(kind: Kind, opcode: bytes) -> _Handler:
-    def handler(walk: Walk) -> None:
-        walk.empty(kind, opcode)
-
-    return handler
-
-
-def _empty_set(walk: Walk) -> None:
-    walk.sets.append(walk.empty(Kind.SET, b"\x8f"))
-
-
-def _append(walk: Walk) -> None:
-    walk.extend(walk.last(1), b"a")
-
-
-def _appends(walk: Walk) -> None:
-    walk.extend(walk.close()[0], b"e")
-
-
-def _add_items(walk: Walk) -> None:
-    walk.add(walk.close()[0], b"\x90")
-
-
-def _set_item(walk: Walk) -> None:
-    elements = walk.last(2)
-    walk.fill(walk.top(), elements, b"s")
-
-
-def _set_items(walk: Walk) -> None:
-    elements, _ = walk.close()
-    walk.fill(walk.top(), elements, b"u")
-
-
-def _pop_mark(walk: Walk) -> None:
-    walk.close()
-    walk.operations.append(b"1")
-
-
-def _global(walk: Walk) -> None:
-    start = walk.offset - 1
-    value = walk.name(walk.line(), walk.line())
-    walk.push(value, walk.data[start : walk.offset])
-
-
-def _stack_global(walk: Walk) -> None:
-    module, name = walk.last(2)
-    if not (isinstance(module.node, Atom) and isinstance(name.node, Atom)):
-        raise _malformed("the name of a class is not text")
-    if module.node.tag != "s" or name.node.tag != "s":
-        raise _malformed("the name of a class is not text")
-    names = bytes(module.node.payload), bytes(name.node.payload)
-    walk.replace(walk.name(*names), module.start, b"\x93")
-
-
-def _extension(size: int) -> _Handler:
-    def handler(walk: Walk) -> None:
-        start = walk.offset - 1
-        walk.take(size)
-        walk.push(Value(Kind.OTHER), walk.data[start : walk.offset])
-
-    return handler
-
-
-def _call(count: int, opcode: bytes) -> _Handler:
-    def handler(walk: Walk) -> None:
-        parts = walk.last(count)
-        walk.construct(opcode, parts, parts[0].start)
-
-    return handler
-
-
-def _obj(walk: Walk) -> None:
-    parts, start = walk.close()
-    if not parts:
-        raise _malformed("an object has no class")
-    walk.construct(b"o", parts, start)
-
-
-def _inst(walk: Walk) -> None:
-    begin = walk.offset - 1
-    class_ = walk.name(walk.line(), walk.line())
-    parts, start = walk.close()
-    walk.construct(walk.data[begin : walk.offset], [Span(class_, start, start), *parts], start)
-
-
-def _recall(layout: str) -> _Handler:
-    return lambda walk: walk.recall(walk.number(layout))
-
-
-def _remember(layout: str) -> _Handler:
-    return lambda walk: walk.remember(walk.number(layout))
-
-
-def _memo_line(walk: Walk) -> int:
-    line = walk.line()
-    if not line.isdigit() or len(line) > 18:
-        raise _malformed("a memo number is not one")
-    return int(line)
-
-
-_OUTSIDE = "it refers to objects outside itself"
-_OLD_TEXT = "it holds a byte string of Python 2"
-
-_TABLE: dict[bytes, _Handler] = {
-    b"\x80": _protocol,
-    b"\x95": _frame,
-    b".": _stop,
-    b"(": Walk.mark,
-    b"0": Walk.discard,
-    b"1": _pop_mark,
-    b"2": Walk.duplicate,
-    b"N": _constant(b"N", "n"),
-    b"\x88": _constant(b"\x88", "o"),
-    b"\x89": _constant(b"\x89", "o"),
-    b"I": _decimal(b""),
-    b"L": _decimal(b"L"),
-    b"K": _integer("<B"),
-    b"M": _integer("<H"),
-    b"J": _integer("<i"),
-    b"\x8a": _long("<B"),
-    b"\x8b": _long("<i"),
-    b"F": _float_line,
-    b"G": _float,
-    b"V": _text_line,
-    b"\x8c": _text("<B"),
-    b"X": _text("<I"),
-    b"\x8d": _text("<Q"),
-    b"C": _bytes("<B"),
-    b"B": _bytes("<I"),
-    b"\x8e": _bytes("<Q"),
-    b"\x96": _bytearray,
-    b")": _empty(Kind.TUPLE, b")"),
-    b"t": _closing(Kind.TUPLE, b"t"),
-    b"\x85": _tuple_of(1, b"\x85"),
-    b"\x86": _tuple_of(2, b"\x86"),
-    b"\x87": _tuple_of(3, b"\x87"),
-    b"]": _empty(Kind.LIST, b"]"),
-    b"l": _closing(Kind.LIST, b"l"),
-    b"a": _append,
-    b"e": _appends,
-    b"}": _empty(Kind.DICT, b"}"),
-    b"d": _dict,
-    b"s": _set_item,
-    b"u": _set_items,
-    b"\x8f": _empty_set,
-    b"\x91": _closing(Kind.SET, b"\x91"),
-    b"\x90": _add_items,
-    b"c": _global,
-    b"\x93": _stack_global,
-    b"\x82": _extension(1),
-    b"\x83": _extension(2),
-    b"\x84": _extension(4),
-    b"R": _call(2, b"R"),
-    b"\x81": _call(2, b"\x81"),
-    b"\x92": _call(3, b"\x92"),
-    b"o": _obj,
-    b"i": _inst,
-    b"b": Walk.build,
-    b"\x94": Walk.remember_next,
-    b"q": _remember("<B"),
-    b"r": _remember("<I"),
-    b"p": lambda walk: walk.remember(_memo_line(walk)),
-    b"h": _recall("<B"),
-    b"j": _recall("<I"),
-    b"g": lambda walk: walk.recall(_memo_line(walk)),
-    b"P": _refuse(_OUTSIDE),
-    b"Q": _refuse(_OUTSIDE),
-    b"\x97": _refuse(_OUTSIDE),
-    b"\x98": _refuse(_OUTSIDE),
-    b"S": _refuse(_OLD_TEXT),
-    b"T": _refuse(_OLD_TEXT),
-    b"U": _refuse(_OLD_TEXT),
-}
-_HANDLERS: list[_Handler] = [
-    _TABLE.get(bytes([code]), _refuse("an opcode is not known")) for code in range(256)
-]

@@ -15,15 +15,14 @@ import pytest
 
 import canonical_entries as entries
 from canonical_entries import VERSION, dumps
-from torchrelay.canonical import canonicalise, restore
-from torchrelay.canonical import walk as walk_module
+from torchrelay.canonical import canonicalise, opcodes, restore
 from torchrelay.canonical.emit import emit
-from torchrelay.canonical.walk import Walk
+from torchrelay.canonical.opcodes import walk_pickle
 from torchrelay.errors import FormatError
 
 
 def again(data: bytes) -> bytes:
-    walk = Walk(data).run()
+    walk = walk_pickle(data)
     return emit(walk.operations, walk.protocol)
 
 
@@ -198,7 +197,7 @@ def test_malformed_is_refused(case: str) -> None:
 
 
 def test_every_opcode_is_decided() -> None:
-    assert {code.code.encode("latin-1") for code in pickletools.opcodes} == set(walk_module._TABLE)
+    assert {code.code.encode("latin-1") for code in pickletools.opcodes} == set(opcodes._TABLE)
 
 
 class Canary:
@@ -307,7 +306,7 @@ def test_masks_of_a_shared_state_are_found_once() -> None:
 
 
 def test_too_many_operations_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(walk_module, "MAX_PICKLE_OPERATIONS", 100)
-    Walk(b"(" + b"N" * 90 + b"t.").run()
+    monkeypatch.setattr(opcodes, "MAX_PICKLE_OPERATIONS", 100)
+    walk_pickle(b"(" + b"N" * 90 + b"t.")
     with pytest.raises(FormatError, match="more than 100"):
-        Walk(b"(" + b"N" * 110 + b"t.").run()
+        walk_pickle(b"(" + b"N" * 110 + b"t.")
