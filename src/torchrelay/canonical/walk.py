@@ -44,8 +44,9 @@ class Walk:
     """One pass over a pickle.
 
     After :func:`torchrelay.canonical.opcodes.walk_pickle`, ``operations`` is the stream without
-    frames, ``root`` what it leaves on the stack, ``objects`` every object that was given attributes, ``sets`` every set, ``buffers`` the
-    contents of bytearrays, and ``protocol`` the one that the canonical form states.
+    frames, ``root`` what it leaves on the stack, ``objects`` every object that was given attributes,
+    ``sets`` every set, ``buffers`` the contents of bytearrays, and ``protocol`` the one that the
+    canonical form states.
 
     Args:
         data: The pickle.
