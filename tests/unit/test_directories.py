@@ -74,7 +74,8 @@ def test_a_missing_proc_is_refused(root, monkeypatch):
 
 def test_a_process_vouches_only_for_what_it_made_since_it_began(root, torch):
     held = stamp(root, in_process=True)
-    assert abs(held.since_ns - directories.process_start_ns()) < 5_000_000
+    # Two clocks are read one after the other, and the process may be put aside in between.
+    assert abs(held.since_ns - directories.process_start_ns()) < 10**9
     assert read_stamp(root) == held
 
 
