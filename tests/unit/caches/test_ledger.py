@@ -268,9 +268,9 @@ def test_lines_are_json_for_others_to_read(tmp_path: Path) -> None:
 
 def test_ten_thousand_entries(tmp_path: Path) -> None:
     Ledger.open(tmp_path).note(line(number) for number in range(10_000))
-    started = time.perf_counter()
+    started = time.process_time()
     Ledger.open(tmp_path)
-    assert time.perf_counter() - started < 1
+    assert time.process_time() - started < 1
     tracemalloc.start()
     ledger = Ledger.open(tmp_path)
     held, _ = tracemalloc.get_traced_memory()

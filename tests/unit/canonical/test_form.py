@@ -419,9 +419,9 @@ def test_half_a_megabyte_takes_well_under_a_second_and_little_memory() -> None:
     value = entries.graph(constants={f"name{i}": [i, f"value {i} of the constants"] for i in range(6000)})
     data = dumps(value)
     assert len(data) > 250_000
-    started = time.perf_counter()
+    started = time.process_time()
     canonicalise("inductor", data, torch_version=VERSION)
-    assert time.perf_counter() - started < 1.0
+    assert time.process_time() - started < 1.0
 
 
 def test_large_bytes_are_not_copied_over_and_over() -> None:

@@ -122,6 +122,6 @@ def test_secret_deep_in_a_large_view_is_found_across_the_parts() -> None:
 )
 def test_no_text_takes_more_than_linear_time(unit: str) -> None:
     data = (unit * (1 + 500_000 // len(unit))).encode()
-    started = time.perf_counter()
+    started = time.process_time()
     kinds_in(data)
-    assert time.perf_counter() - started < 10
+    assert time.process_time() - started < 10

@@ -77,10 +77,10 @@ def test_matches_as_the_obvious_definition(pattern: list[str], workload: list[st
 
 
 def test_a_pattern_full_of_stars_costs_nothing() -> None:
-    started = time.perf_counter()
+    started = time.process_time()
     assert not matches("*a" * 90 + "*b", "a" * 199)
     assert not matches("/".join(["**"] * 60 + ["b"]), "/".join("a" * 100))
-    assert time.perf_counter() - started < 1
+    assert time.process_time() - started < 1
 
 
 BAD_PATTERNS = [
