@@ -9,11 +9,12 @@ import os
 import pickle
 import platform
 import struct
+import subprocess
 from pathlib import Path
 from typing import Any
 
 from torchrelay.caches.base import CacheKind, Entry, Found, Roots, Skipped
-from torchrelay.caches.elf import MACHINES
+from torchrelay.caches.elf import MACHINES, loaded_part
 from torchrelay.signing import VerifiedEntry
 from torchrelay.testing.entries import verified
 
@@ -91,6 +92,19 @@ def contents(root: Path) -> dict[str, bytes]:
     files = (path for path in sorted(root.rglob("*")) if path.is_file())
     names = ((path.relative_to(root).as_posix(), path) for path in files)
     return {name: path.read_bytes() for name, path in names if ".torchrelay" not in name}
+
+
+def compile_kernel(source: Path) -> Path:
+    """The library of a C++ source, compiled beside it as PyTorch does, with debug information."""
+    library = source.with_suffix(".so")
+    command = ["g++", "-shared", "-fPIC", "-O1", "-g", "-Wl,--build-id", str(source), "-o", str(library)]
+    subprocess.run(command, check=True, capture_output=True)
+    return library
+
+
+def without_origin(files: dict[str, bytes]) -> dict[str, bytes]:
+    """The files as another machine gets them: libraries without what says where they were compiled."""
+    return {name: loaded_part(data) if name.endswith(".so") else data for name, data in files.items()}
 
 
 def plant(path: Path, what: str, target: Path = Path("/etc/passwd")) -> None:

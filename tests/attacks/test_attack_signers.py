@@ -404,7 +404,7 @@ def test_a_malformed_statement_neither_hides_an_honest_one_nor_stands_in_for_it(
 def publish_as(store: Path, signer: Ed25519Signer, honest: EntryInfo, canon: str, *, wins: bool) -> None:
     """A cpp entry whose files are none of its kind, under an honest one's identity."""
     suffix = ".main.so" if canon == "kernel-command-1" else "evil.cpp"
-    for number in range(200):
+    for number in range(20_000):
         plain = cache_samples.elf(b"evil%d" % number)
         files = (File(name=f"{honest.key}{suffix}", size=len(plain)),)
         fields: dict[str, Any] = {

@@ -16,7 +16,10 @@ One entry is all that was compiled under one name:
 
 In that command the directories of Python and torch stand. Where it can be shown what it was, the entry
 has it with placeholders for them, and is named as if they were the directories; on install the kernel
-gets the name that it has here (ADR 0006). All else is taken as it is, under its own name.
+gets the name that it has here (ADR 0006). All else is taken under its own name.
+
+Of a library that was compiled from C++ only what is loaded is taken: the rest says where it was compiled
+(ADR 0010).
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ from typing import ClassVar
 
 from torchrelay.caches.base import Alias, CacheKind, Entry, Excluded, FileStat, Found, Reason, Roots, Skipped
 from torchrelay.caches.bundle import FILES, join, label, last, read_files, refuse, require_plain, split
-from torchrelay.caches.elf import RELOCATABLE, SHARED, elf_problem
+from torchrelay.caches.elf import RELOCATABLE, SHARED, elf_problem, loaded_part
 from torchrelay.caches.files import install_files, scan_folder
 from torchrelay.caches.kernelname import Naming, Placed, Prefixes, Source, command_of, is_command
 from torchrelay.digest import digest_of
@@ -95,6 +98,7 @@ class CppKind(CacheKind):
         for name, data in contents:
             if problem := _problem(name, data):
                 raise Excluded(Reason.UNPARSEABLE, f"{name}: {problem}")
+        contents = _without_origin(contents)
         command = self._command(found.key, dict(contents))
         contents = [(name, data) for name, data in contents if not name.endswith(_COMMAND)]
         plain, files = join(contents)
@@ -154,6 +158,15 @@ class CppKind(CacheKind):
         except DamagedError:
             return None  # installing it says so
         return _alias(key, kernel)
+
+
+def _without_origin(contents: Sequence[tuple[str, bytes]]) -> list[tuple[str, bytes]]:
+    """The files, of each library that a C++ source lies beside only what is loaded."""
+    names = {name for name, _ in contents}
+    return [
+        (name, loaded_part(data) if f"{name.removesuffix('.so')}.cpp" in names else data)
+        for name, data in contents
+    ]
 
 
 def _for_any_prefix(own: Entry, command: str, contents: Sequence[tuple[str, bytes]]) -> Entry:

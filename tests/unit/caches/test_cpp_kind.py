@@ -14,12 +14,14 @@ from cache_samples import (
     CPP,
     CPP_FOLDER,
     canary,
+    compile_kernel,
     contents,
     cpp_kernel,
     elf,
     entries_in,
     found_in,
     opened,
+    without_origin,
     write,
 )
 from torchrelay.caches import kernelname
@@ -52,8 +54,27 @@ def test_a_kernel_goes_round(tmp_path: Path) -> None:
     KIND.check(verified.statement)
     place, names = KIND.install(verified, Roots(tmp_path / "b"))
     assert (place, names[-1]) == ("inductor", f"{CPP_FOLDER}/{CPP}.main.so")
-    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+    assert without_origin(contents(tmp_path / "a")) == contents(tmp_path / "b")
     assert entries_in(KIND, Roots(tmp_path / "b")) == [entry]
+
+
+def test_where_a_kernel_was_compiled_is_no_part_of_it(tmp_path: Path) -> None:
+    """E01: an honest compiler's libraries, one kernel in two directories."""
+    for place in ("a", "another_and_longer_directory"):
+        write(tmp_path / place / CPP_FOLDER / f"{CPP}.main.cpp", b"int answer() { return 42; }")
+        compile_kernel(tmp_path / place / CPP_FOLDER / f"{CPP}.main.cpp")
+    first, second = (contents(tmp_path / p) for p in ("a", "another_and_longer_directory"))
+    assert first != second
+    (one,), (other,) = (entries_in(KIND, Roots(tmp_path / p)) for p in ("a", "another_and_longer_directory"))
+    assert one == other
+    assert str(tmp_path).encode() not in one.plain
+
+
+def test_a_library_without_a_source_beside_it_is_taken_as_it_is(tmp_path: Path) -> None:
+    """CUTLASS's, say: what else reads its sections is not known."""
+    write(tmp_path / CPP_FOLDER / f"{CPP}.so", elf())
+    (entry,) = entries_in(KIND, Roots(tmp_path))
+    assert entry.plain.endswith(elf())
 
 
 def test_a_probe_with_its_mark_goes_round_and_the_mark_is_last(tmp_path: Path) -> None:
@@ -65,7 +86,7 @@ def test_a_probe_with_its_mark_goes_round_and_the_mark_is_last(tmp_path: Path) -
     verified = opened(entry)
     KIND.check(verified.statement)
     KIND.install(verified, Roots(tmp_path / "b"))
-    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+    assert without_origin(contents(tmp_path / "a")) == contents(tmp_path / "b")
     assert _reasons(tmp_path / "a") == {}
 
 
@@ -227,7 +248,7 @@ def test_a_kernel_gets_the_name_that_it_has_under_another_prefix(tmp_path: Path)
     assert [last(name) for name in names] == [
         expected + s for s in (".main.command", ".main.cpp", ".main.so")
     ]
-    assert contents(tmp_path / "c").items() <= contents(tmp_path / "b").items()
+    assert without_origin(contents(tmp_path / "c")).items() <= contents(tmp_path / "b").items()
 
 
 @pytest.mark.parametrize("kind", [KIND, NAMED, CppKind(Naming((THERE,)))])

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib.machinery
 import platform
+import subprocess
 import sys
 from pathlib import Path
 
@@ -12,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cache_samples import elf
-from torchrelay.caches.elf import MACHINES, RELOCATABLE, SHARED, elf_problem
+from cache_samples import compile_kernel, elf, write
+from torchrelay.caches.elf import MACHINES, RELOCATABLE, SHARED, elf_problem, loaded_part
 
 SOUND = elf(b"some code" * 20)
 
@@ -70,3 +71,54 @@ def test_what_is_no_shared_object_of_this_machine(data: bytes, problem: str) -> 
 def test_an_unknown_machine_is_not_compared() -> None:
     assert "vax" not in MACHINES
     assert elf_problem(elf(machine=75), machine="vax") == ""
+
+
+def _compiled(folder: Path) -> bytes:
+    return compile_kernel(write(folder / "k.cpp", b'extern "C" int answer() { return 42; }')).read_bytes()
+
+
+def test_what_is_loaded_of_a_library_does_not_say_where_it_was_compiled(tmp_path: Path) -> None:
+    here, there = _compiled(tmp_path / "a"), _compiled(tmp_path / "another_and_longer")
+    assert str(tmp_path).encode() in here
+    assert len(here) != len(there)
+    assert loaded_part(here) == loaded_part(there)
+    assert str(tmp_path).encode() not in loaded_part(here)
+    assert elf_problem(loaded_part(here), machine=platform.machine(), type_=SHARED) == ""
+
+
+def test_it_is_loaded_and_called(tmp_path: Path) -> None:
+    library = write(tmp_path / "k.so", loaded_part(_compiled(tmp_path / "a")))
+    program = f"import ctypes; raise SystemExit(ctypes.CDLL({str(library)!r}).answer())"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 42
+
+
+def test_an_exception_is_caught_across_it(tmp_path: Path) -> None:
+    """Unwinding needs tables that are loaded, not the sections that are cut off."""
+    text = b"""#include <stdexcept>
+    __attribute__((noinline)) void fails(int x) { if (x) throw std::runtime_error("no"); }
+    extern "C" int answer() { try { fails(1); } catch (const std::exception&) { return 42; } return 0; }"""
+    library = compile_kernel(write(tmp_path / "k.cpp", text))
+    library.write_bytes(loaded_part(library.read_bytes()))
+    program = f"import ctypes; raise SystemExit(ctypes.CDLL({str(library)!r}).answer())"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 42
+
+
+def test_what_is_loaded_cut_anywhere_is_not_whole(tmp_path: Path) -> None:
+    data = loaded_part(_compiled(tmp_path))
+    for end in (0, 64, 200, 4096, len(data) // 2, len(data) - 1):
+        assert elf_problem(data[:end]) != "", end
+
+
+@pytest.mark.parametrize("data", [elf(type_=RELOCATABLE), elf(b"")], ids=["object", "empty segment"])
+def test_what_has_nothing_to_cut_is_given_back(data: bytes) -> None:
+    assert loaded_part(data) in (data, loaded_part(loaded_part(data)))
+
+
+@given(st.integers(16, 119), st.integers(0, 255))
+def test_a_library_of_any_layout_is_cut_once_or_given_back(at: int, value: int) -> None:
+    changed = bytearray(SOUND)
+    changed[at] = value
+    if elf_problem(bytes(changed)) == "":
+        part = loaded_part(bytes(changed))
+        assert loaded_part(part) == part
+        assert elf_problem(part) == ""
