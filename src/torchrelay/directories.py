@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from torchrelay.caches.base import Roots
+from torchrelay.caches.base import Reason, Roots
 from torchrelay.caches.files import OWN_FOLDER, check_private, prepare_root, storage_error
 from torchrelay.caches.index import Index
 from torchrelay.caches.kernelname import Naming, Prefixes
@@ -264,4 +264,43 @@ def _with_prefixes(roots: Roots, options: PullOptions) -> Roots:
 def _naming(root: Path, stamp: Stamp | None) -> Naming:
     settings = stamp.environment.settings if stamp else {}
     compiler, march = settings.get("cpp_compiler", "g++"), settings.get("cpp_march", "native")
-    return Naming(all_prefixes(root), compiler, march)
+    return Naming(all_prefixes(root), compiler, march, _vectors(stamp))
+
+
+def _vectors(stamp: Stamp | None) -> tuple[str, ...] | None:
+    said = stamp.environment.facets.get("vector_isa") if stamp else None
+    return said if isinstance(said, tuple) else (said,) if isinstance(said, str) else None
+
+
+def require_own_vectors(local: LocalView, roots: Roots, environment: Environment, since_ns: int) -> None:
+    """Make sure that no kernel in the directory disproves the environment that a push would sign.
+
+    The graphs beside such a kernel were made for the same other vectors and do not show it, and a
+    machine that is given them computes wrong numbers or corrupts its heap. So nothing is pushed.
+
+    Args:
+        local: What was found.
+        roots: Where.
+        environment: What the push would state.
+        since_ns: Files last written before are no part of the push.
+
+    Raises:
+        StampError: There is one.
+    """
+    for item in local.skipped:
+        if item.reason is Reason.OTHER_VECTORS and _written_since(roots.inductor / item.path, since_ns):
+            said = ", ".join(_vectors(Stamp(environment, 0)) or ()) or "no vectors"
+            raise StampError(
+                f"{item.path} was {item.detail}, but this directory is said to be of a machine that "
+                f"compiles for {said}: its entries were made under another environment",
+                remedy="Push with the variables that were set for the compile (ATEN_CPU_CAPABILITY). A "
+                "directory that is stamped already: use one for each environment (TORCHINDUCTOR_CACHE_DIR).",
+                subject=str(roots.inductor / item.path),
+            )
+
+
+def _written_since(path: Path, since_ns: int) -> bool:
+    try:
+        return path.lstat().st_mtime_ns >= since_ns
+    except OSError:
+        return False

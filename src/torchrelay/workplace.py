@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from msgspec.structs import replace as replace_fields
@@ -78,9 +78,15 @@ class Workplace:
         roots = self._roots()
         directories.check_all(roots)
         found = signing_credentials(self.key, self.policy, self.workload, planned=options.dry_run)
-        stamp = directories.stamp_for_push(roots, options, in_process=self.in_process)
+        planned = directories.stamp_for_push(
+            roots, replace(options, dry_run=True), in_process=self.in_process
+        )
         keep = not options.dry_run
-        with self._session(found.policy, create=True) as session, scanned(roots, stamp, keep=keep) as local:
+        with self._session(found.policy, create=True) as session, scanned(roots, planned, keep=keep) as local:
+            since_ns = _scope(planned, options).since_ns
+            directories.require_own_vectors(local, roots, planned.environment, since_ns)
+            # Not before: a stamp that the directory disproves would stay.
+            stamp = directories.stamp_for_push(roots, options, in_process=self.in_process)
             view = load_view(session, thorough=options.repair)
             if not options.all:
                 directories.leave_out_older(local, roots)
@@ -196,6 +202,8 @@ class Workplace:
             directories.check_all(roots)
             stamp = directories.stamp_for_push(roots, options, in_process=self.in_process)
             found = signing_credentials(self.key, self.policy, self.workload, planned=True)
+            since_ns = _scope(stamp, options).since_ns
+            directories.require_own_vectors(local, roots, stamp.environment, since_ns)
             directories.leave_out_older(local, roots)
             ledger = directories.ledger_of(roots)
             report = self._planned(

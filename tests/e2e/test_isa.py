@@ -97,6 +97,46 @@ def test_pytorch_gives_both_instruction_sets_one_key_and_different_kernels(
         assert results[capability]["max_error"] < 1e-4
     assert keys(tmp_path / "avx512") == keys(tmp_path / "avx2")
     assert kernels(tmp_path / "avx512").isdisjoint(kernels(tmp_path / "avx2"))
+    kernels_disprove_a_false_environment(tmp_path / "avx2", tmp_path)
+
+
+def kernels_disprove_a_false_environment(cache: Path, base: Path) -> None:
+    """Compiled with AVX2, pushed by a shell that has lost the variable."""
+    cache.chmod(0o700)
+    store = base / "store"
+    push = [
+        "push",
+        str(store),
+        "-w",
+        "a/b",
+        "--cache-dir",
+        str(cache),
+        "--assume-environment",
+        "this",
+        "--json",
+    ]
+    before = {path for path in base.rglob("*") if path.is_file() and path.name != "index.json"}
+    failed = relay(*push, home=base / "home", code=2)
+    assert "was compiled for avx2" in failed["error"]["message"]
+    assert "ATEN_CPU_CAPABILITY" in failed["error"]["remedy"]
+    assert not any(store.rglob("*")), "nothing is stored"
+    after = {p for p in cache.rglob("*") if p.is_file() and p.name != "index.json"}
+    assert after <= before, "and no stamp says so"
+    pushed = relay(*push, home=base / "home", code=0, ATEN_CPU_CAPABILITY="avx2")
+    assert pushed["by_kind"]["cpp"] >= 3
+    # Stamped as it is now, the directory says so by itself.
+    assert relay(*push, home=base / "home", code=0)["held"] == pushed["pushed"]
+
+
+def relay(*arguments: str, home: Path, code: int, **variables: str) -> dict[str, Any]:
+    """What the command line prints as JSON."""
+    kept = {name: value for name, value in os.environ.items() if name != "ATEN_CPU_CAPABILITY"}
+    environment = kept | {"HOME": str(home), "XDG_CONFIG_HOME": "", "XDG_STATE_HOME": ""} | variables
+    command = [sys.executable, "-W", "ignore", "-m", "torchrelay", *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stderr
+    report: dict[str, Any] = json.loads(done.stdout)
+    return report
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)

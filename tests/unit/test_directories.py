@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 
 from torchrelay import directories
-from torchrelay.caches.base import Roots
+from torchrelay.caches.base import Reason, Roots, Skipped
+from torchrelay.caches.index import Index
+from torchrelay.caches.local import LocalView
 from torchrelay.caches.stamp import Stamp, read_stamp, write_stamp
 from torchrelay.environment import FACETS, Environment
 from torchrelay.errors import DirectoryError, StampError
@@ -126,3 +128,16 @@ def test_a_directory_that_may_not_be_read_is_told(tmp_path):
     closed.mkdir(mode=0)
     with pytest.raises(DirectoryError):
         directories.check_all(Roots(closed / "x", None, {}))
+
+
+@pytest.mark.parametrize(("since", "refused"), [(0, True), (10**19, False)])
+def test_only_a_kernel_that_would_be_pushed_disproves_the_environment(root, since, refused):
+    (root / "k.main.so").write_bytes(b"x")
+    view = LocalView({}, Index.none())
+    view.skipped = [Skipped("k.main.so", Reason.OTHER_VECTORS, "compiled for avx2")]
+    environment = Environment(1, {**FACET_VALUES, "vector_isa": ("avx512",)}, {})
+    if not refused:
+        directories.require_own_vectors(view, Roots(root, None, {}), environment, since)
+        return
+    with pytest.raises(StampError, match=r"k\.main\.so was compiled for avx2.*compiles for avx512"):
+        directories.require_own_vectors(view, Roots(root, None, {}), environment, since)

@@ -73,6 +73,7 @@ class Reason(str, Enum):
     OLDER_THAN_SCOPE = "older-than-scope"
     OVER_BUDGET = "over-budget"
     PULLED = "pulled"
+    OTHER_VECTORS = "other-vectors"
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,6 +100,8 @@ class CppKind(CacheKind):
                 raise Excluded(Reason.UNPARSEABLE, f"{name}: {problem}")
         contents = _without_origin(contents)
         command = self._command(found.key, dict(contents))
+        if command is not None and (other := self._naming.contradiction(command)):
+            raise Excluded(Reason.OTHER_VECTORS, f"compiled for {other}")
         contents = [(name, data) for name, data in contents if not name.endswith(_COMMAND)]
         plain, files = join(contents)
         own = Entry(self.name, found.key, "", (), REQUIRED_FACETS[self.name], FILES, plain, files)

@@ -32,6 +32,7 @@ _INCLUDE, _LIBRARIES, _TORCH = "{python_include}", "{python_lib}", "{torch}"
 # What no shell gives a meaning to, so that PyTorch's own quoting never changes it, and the braces of
 # the placeholders. A torch that lies elsewhere could not compile there at all.
 _PATH = re.compile(r"/[A-Za-z0-9_@%+=:,./-]{0,1023}")
+_VECTORS = re.compile(r"-D CPU_CAPABILITY_(AVX2|AVX512|NEON|SVE)\b")
 _COMMAND = re.compile(r"(?:[A-Za-z0-9_@%+=:,./ -]|\{python_include\}|\{python_lib\}|\{torch\})+")
 
 
@@ -126,11 +127,24 @@ class Naming:
         prefixes: Places of Python and torch.
         compiler: ``CXX`` of the processes that compiled.
         march: The CPU that they compiled for.
+        vectors: The facet ``vector_isa`` of the machine that they ran on; None if nobody says.
     """
 
     prefixes: tuple[Prefixes, ...] = ()
     compiler: str = "g++"
     march: str = "native"
+    vectors: tuple[str, ...] | None = None
+
+    def contradiction(self, command: str) -> str:
+        """The vector extension that a kernel was compiled for and that those processes did not use.
+
+        Empty if there is none: a kernel without vectors is everybody's.
+        """
+        found = _VECTORS.search(command)
+        if self.vectors is None or found is None:
+            return ""
+        family = found[1].lower()
+        return "" if any(name.startswith(family) for name in self.vectors) else family
 
     def command_of(self, source: Source, key: str) -> str | None:
         """The command by which the kernel got its name; None if it is none that torchrelay knows."""

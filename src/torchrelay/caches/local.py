@@ -28,6 +28,7 @@ _LASTING = frozenset(
         Reason.TOO_LARGE,
         Reason.SECRET,
         Reason.UNSTABLE_KEY,
+        Reason.OTHER_VECTORS,
     }
 )
 

@@ -40,6 +40,7 @@ _EXCLUDED = {
     "too-large": "Nothing to do: the entry stays local.",
     "foreign-owner": "Use a cache directory of your own.",
     "unstable-key": "Set a job id of your own (TORCH_COMPILE_JOB_ID) to share profiles.",
+    "other-vectors": "It was compiled under another ATEN_CPU_CAPABILITY; use a cache directory for each.",
     "growing": "Push again when the compile is done.",
     "locked": "Push again when the compile is done.",
 }

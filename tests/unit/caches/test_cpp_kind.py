@@ -375,3 +375,31 @@ def test_statements_of_kernels_that_cannot_be(canon: str, key: str, suffixes: tu
     bad = make_record(b"1" * (4 * len(suffixes)), kind="cpp", key=key, canon=canon, files=_of(*suffixes))
     with pytest.raises(FormatError):
         KIND.check(bad[0].statement)
+
+
+@pytest.mark.parametrize(
+    ("vectors", "disproved"),
+    [
+        (None, ""),
+        ((), "avx2"),
+        (("avx2",), ""),
+        (("avx512", "avx512_vnni"), "avx2"),
+    ],
+)
+def test_a_kernel_disproves_a_machine_that_uses_other_vectors(tmp_path, vectors, disproved) -> None:
+    command = next(
+        text for text, _ in kernelname._candidates(Naming((HERE,))) if "CPU_CAPABILITY_AVX2" in text
+    )
+    naming = Naming((HERE,), vectors=vectors)
+    assert naming.contradiction(command) == disproved
+    assert naming.contradiction(_command()) == "", "a kernel without vectors is everybody's"
+    key = Source(SOURCE).name(HERE.expand(command))
+    write(tmp_path / key[1:3] / f"{key}.main.cpp", SOURCE)
+    write(tmp_path / key[1:3] / f"{key}.main.so", elf())
+    ((found,), _) = found_in(CppKind(naming), Roots(tmp_path))
+    if disproved:
+        with pytest.raises(Excluded, match="compiled for avx2") as caught:
+            list(CppKind(naming).read(found))
+        assert caught.value.reason is Reason.OTHER_VECTORS
+    else:
+        assert [entry.canon for entry in CppKind(naming).read(found)] == [COMMAND]
