@@ -253,7 +253,7 @@ def requires_of(environment: Environment, names: Iterable[str]) -> dict[str, Fac
         elif name not in FACETS or not FACETS[name].optional:
             raise UsageError(
                 f"the environment does not state the facet {name!r}, which entries of this kind need",
-                remedy="Write the environment again with `torchrelay env --json` on the machine concerned.",
+                remedy="Write the environment again with `torchrelay env --out FILE` on that machine.",
                 subject=name,
             )
     return needed

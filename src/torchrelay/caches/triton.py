@@ -114,11 +114,16 @@ def _devices(inductor: Path) -> list[str]:
 
 
 def _scan(root: Path, place: str, above: str) -> Iterator[Found | Skipped]:
-    for folder in scan_folder(root, above).folders:
+    level = scan_folder(root, above)
+    yield from level.skipped
+    yield from (Skipped(file.name, Reason.BAD_NAME) for file in level.files)
+    for folder in level.folders:
         if _HASH.fullmatch(last(folder)):
             seen = scan_folder(root, folder)
             yield from seen.skipped
             yield from _entries(root, place, folder, seen)
+        else:
+            yield Skipped(folder, Reason.BAD_NAME)
 
 
 def _entries(root: Path, place: str, folder: str, seen: Folder) -> Iterator[Found | Skipped]:

@@ -23,7 +23,15 @@ from torchrelay.reports import (
 )
 from torchrelay.statement import Identity, check_workload
 from torchrelay.store.documents import read_environments
-from torchrelay.store.plan import UNDECLARED_TREE, UNKNOWN_KIND, UNKNOWN_PREFIX, no_place
+from torchrelay.store.plan import (
+    UNDECLARED_TREE,
+    UNKNOWN_KIND,
+    UNKNOWN_PREFIX,
+    Triple,
+    lacking_need,
+    no_place,
+    triple,
+)
 from torchrelay.store.session import Session
 from torchrelay.store.view import View, load_view
 
@@ -76,7 +84,8 @@ def _is_called(live: Live, name: str) -> bool:
 def _listed(
     session: Session, view: View, chosen: Iterable[Live], environment: Environment | None
 ) -> ListReport:
-    entries = [_info(live, environment) for live in chosen]
+    fitting = None if environment is None else _fitting(view, environment)
+    entries = [_info(live, fitting) for live in chosen]
     return ListReport(
         workload=session.workload,
         entries=sorted(entries, key=lambda e: (e.kind, e.key, e.variant, e.digest)),
@@ -86,9 +95,20 @@ def _listed(
     )
 
 
-def _info(live: Live, environment: Environment | None) -> EntryInfo:
+def _fitting(view: View, environment: Environment) -> set[Triple]:
+    """The entries whose own facets fit; one that needs others must find them here too."""
+    return {triple(live) for live in view.union.live.values() if not mismatches(live.requires, environment)}
+
+
+def _unfit_need(live: Live, fitting: set[Triple]) -> str:
+    """The kind of what an entry needs and that does not fit; empty if one of its statements can be met."""
+    lacking = [lacking_need(one, fitting) for one in live.candidates]
+    return lacking[0].kind if lacking[0] is not None and all(lacking) else ""
+
+
+def _info(live: Live, fitting: set[Triple] | None) -> EntryInfo:
     statement, stored = live.statement, live.vouched[0].record.stored
-    fits = None if environment is None else not mismatches(live.requires, environment)
+    fits = None if fitting is None else triple(live) in fitting and not _unfit_need(live, fitting)
     return EntryInfo(
         kind=statement.kind,
         key=statement.key,
@@ -218,14 +238,16 @@ def explain_entries(
             remedy="Run `torchrelay ls` for keys and digests.",
             subject=name[:80],
         )
-    groups: dict[tuple[Digest, str], list[Live]] = defaultdict(list)
+    fitting = _fitting(view, environment)
+    groups: dict[tuple[Digest, str, str], list[Live]] = defaultdict(list)
     for live in chosen:
         reasons = [no_place(one.statement, trees, has_prefixes=has_prefixes) for one in live.candidates]
-        groups[live.statement.requires, reasons[0] if all(reasons) else ""].append(live)
+        place = reasons[0] if all(reasons) else ""
+        groups[live.statement.requires, place, _unfit_need(live, fitting)].append(live)
     return ExplainReport(
         workload=session.workload,
         environment=environment.digest,
-        groups=[_explanation(group, environment, reason) for (_, reason), group in groups.items()],
+        groups=[_explanation(group, environment, place, need) for (_, place, need), group in groups.items()],
         settings=_settings(session, view, environment),
         hints=list(hints),
     )
@@ -238,7 +260,7 @@ _NO_PLACE = {
 }
 
 
-def _explanation(group: list[Live], environment: Environment, reason: str) -> Explanation:
+def _explanation(group: list[Live], environment: Environment, reason: str, need: str) -> Explanation:
     results = explain(group[0].requires, environment)
     facets = [
         FacetResult(
@@ -261,6 +283,16 @@ def _explanation(group: list[Live], environment: Environment, reason: str) -> Ex
             remedy=_NO_PLACE[reason],
         )
         facets.insert(0, missing)
+    if need:
+        unmet = FacetResult(
+            facet="needs",
+            comparison="needs",
+            needed=f"{need} entries that fit",
+            here="none of them",
+            fits=False,
+            remedy=f"See which facets of the {need} entries differ; without them it is of no use.",
+        )
+        facets.insert(0, unmet)
     kinds = Counter(live.statement.kind for live in group)
     fits = all(facet.fits for facet in facets)
     return Explanation(entries=len(group), kinds=dict(kinds), fits=fits, facets=facets)

@@ -89,7 +89,7 @@ def make_plan(
     for entry, count in _one_a_name(usable):
         if _is_wanted(entry, count, local, ledger, plan):
             (plan.needers if _may_need(entry) else plan.install).append(entry)
-    available.update(_triple(entry) for entry in plan.install)
+    available.update(triple(entry) for entry in plan.install)
     _drop_outranked(plan, available)
     _require_needs(plan, available)
     return plan
@@ -203,7 +203,7 @@ def _fits(entry: Live, environment: Environment, fits: dict[Digest, str | None],
     facet = fits[statement.requires]
     if facet is not None:
         plan.incompatible[facet] += 1
-        plan.unfit[_triple(entry)] = facet
+        plan.unfit[triple(entry)] = facet
     return facet is None
 
 
@@ -217,7 +217,7 @@ def _one_a_name(entries: Iterable[Live]) -> Iterator[tuple[Live, int]]:
     """
     groups: dict[Triple, list[Live]] = {}
     for entry in entries:
-        groups.setdefault(_triple(entry), []).append(entry)
+        groups.setdefault(triple(entry), []).append(entry)
     for group in groups.values():
         first, *rest = sorted(group, key=_rank)
         behind = [candidate for entry in rest for candidate in entry.candidates]
@@ -295,7 +295,8 @@ def with_needs(entry: Live, available: set[Triple]) -> Live | None:
     return _ranked([item for item in candidates if lacking_need(item, available) is None])
 
 
-def _triple(entry: Live) -> Triple:
+def triple(entry: Live) -> Triple:
+    """Kind, key and variant of an entry."""
     statement = entry.statement
     return statement.kind, statement.key, statement.variant
 

@@ -289,3 +289,17 @@ def test_a_killed_installer_never_leaves_a_group_without_its_members(tmp_path: P
         KIND.install(opened(entry), at(b))
         assert entries_in(KIND, at(b)) == [entry]
     assert whole
+
+
+def test_what_lies_beside_the_folders_is_counted(tmp_path: Path) -> None:
+    triton_group(tmp_path / "triton" / "0")
+    write(tmp_path / "triton" / "0" / "tmp.pid_9_x" / "foo.cubin", elf())
+    write(tmp_path / "triton" / "0" / "no-hash" / "foo.cubin", elf())
+    write(tmp_path / "triton" / "0" / "stray", b"x")
+    found, skipped = found_in(TritonKind(), Roots(tmp_path))
+    assert len(found) == 1
+    assert {item.path: item.reason for item in skipped} == {
+        "triton/0/tmp.pid_9_x": Reason.TEMPORARY,
+        "triton/0/no-hash": Reason.BAD_NAME,
+        "triton/0/stray": Reason.BAD_NAME,
+    }

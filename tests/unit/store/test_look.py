@@ -16,7 +16,8 @@ from torchrelay.caches.local import LocalEntry
 from torchrelay.digest import digest_of
 from torchrelay.reports import DiffReport
 from torchrelay.signing import Ed25519Signer
-from torchrelay.store.look import diff_local
+from torchrelay.statement import Need
+from torchrelay.store.look import diff_local, explain_entries, list_entries
 from torchrelay.testing import FaultyBackend
 from torchrelay.testing.entries import REQUIRES, WORKLOAD, make_record, make_segment
 
@@ -71,3 +72,29 @@ def test_what_is_on_no_side_is_told(store: FaultyBackend, one: Builder) -> None:
     report = diff(one, local(b"plain"))
     assert counts(report) == (1, 0, 0, 0)
     assert (len(report.refused), len(report.damaged)) == (1, 1)
+
+
+@pytest.mark.parametrize(("graph", "fit"), [("2.36", True), ("9.99", False)])
+def test_what_needs_a_graph_of_another_machine_does_not_fit_either(
+    store: FaultyBackend, one: Builder, graph: str, fit: bool
+) -> None:
+    """As a pull sees it: without the graph it would never be a hit."""
+    name, here = "f" + "b" * 51, {**REQUIRES, "glibc": "2.36"}
+    there = {**REQUIRES, "glibc": graph}
+    need = Need(kind="inductor", key=name, variant="")
+    records = [
+        make_record(b"graph", key=name, requires=there)[0],
+        make_record(b"entry", kind="aot_autograd", key="a" + "b" * 51, needs=(need,))[0],
+    ]
+    segment = make_segment(one.signer, records, environment=ENVIRONMENT.digest, requires=[REQUIRES, there])
+    store.inner.put(f"manifests/{WORKLOAD}/{ENVIRONMENT.digest}/{segment.name}", segment.stored)
+    environment = msgspec.structs.replace(ENVIRONMENT, facets=here)
+
+    groups = explain_entries(one.session(), "a" + "b" * 51, environment, ()).groups
+    assert [(group.kinds, group.fits) for group in groups] == [({"aot_autograd": 1}, fit)]
+    assert (groups[0].facets[0].facet == "needs") is not fit
+    listed = list_entries(one.session(), environment).entries
+    assert {e.kind: e.fits for e in listed if e.key.endswith("b" * 51)} == {
+        "inductor": fit,
+        "aot_autograd": fit,
+    }
