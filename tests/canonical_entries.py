@@ -14,6 +14,7 @@ VERSION = "2.13.0+cpu"
 OUTPUT = "torch._inductor.output_code"
 RESULT = "torch._functorch._aot_autograd.aot_autograd_result"
 TRITON = "torch._inductor.runtime.triton_heuristics"
+PACKAGE = "torch._dynamo.package"
 SETS = "torch.utils._ordered_set"
 
 
@@ -56,6 +57,8 @@ CompiledForward = _record(RESULT, "CompiledForward")
 CompiledBackward = _record(RESULT, "CompiledBackward")
 BundledCompiledForward = _record(RESULT, "BundledCompiledForward")
 BundledCompiledBackward = _record(RESULT, "BundledCompiledBackward")
+BundledAOTAutogradCacheArtifact = _record(RESULT, "BundledAOTAutogradCacheArtifact")
+PrecompileCacheEntry = _record(PACKAGE, "PrecompileCacheEntry")
 CachingAutotuner = _record(TRITON, "CachingAutotuner")
 TritonBundle = _record("torch._inductor.triton_bundler", "TritonBundle")
 
@@ -69,6 +72,8 @@ CLASSES = (
     CompiledBackward,
     BundledCompiledForward,
     BundledCompiledBackward,
+    BundledAOTAutogradCacheArtifact,
+    PrecompileCacheEntry,
     CachingAutotuner,
     TritonBundle,
 )
@@ -170,11 +175,20 @@ def bundled(**changes: Any) -> Any:
     return BundledAOTAutogradResult(**{**fields, **changes})
 
 
-ENTRIES = {"inductor": graph, "aot_autograd": unbundled, "bundled": bundled}
+def package(**changes: Any) -> Any:
+    """A `precompile` entry: a function of which Dynamo made two graphs."""
+    backends = {
+        name: BundledAOTAutogradCacheArtifact(key=name, content=bundled())
+        for name in ("__compiled_fn_1", "__compiled_fn_2")
+    }
+    return PrecompileCacheEntry(**{"dynamo": {"guards_state": b"guards"}, "backends": backends, **changes})
+
+
+ENTRIES = {"inductor": graph, "aot_autograd": unbundled, "bundled": bundled, "precompile": package}
 
 
 def kind_of(name: str) -> str:
-    return "inductor" if name == "inductor" else "aot_autograd"
+    return "aot_autograd" if name == "bundled" else name
 
 
 def masked(value: Any) -> Any:
@@ -189,4 +203,6 @@ def masked(value: Any) -> Any:
             side.fx_graph_cache_info = (key, [] if lines is not None else None)
         if hasattr(side, "result"):
             masked(side.result)
+    for artifact in getattr(value, "backends", {}).values():
+        masked(artifact.content)
     return value

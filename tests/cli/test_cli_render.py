@@ -214,6 +214,9 @@ def test_every_rule_of_refusal_and_every_reason_worth_a_look_has_a_remedy():
     for rule in Rule.__args__:
         assert rule in remedies._TRUST
     assert set(remedies._EXCLUDED) <= {reason.value for reason in Reason}
+    dump = problem(reason="secret", detail="environment-dump in graph")
+    assert remedies.remedies("excluded", [dump, dump]) == [remedies._DUMP]
+    assert "--cache-dir" in remedies._DUMP
     assert remedies.remedies("refused", [problem(reason="expired"), problem(reason="expired")]) == [
         remedies._TRUST["expired"]
     ]

@@ -20,6 +20,7 @@ from typing import ClassVar
 import msgspec
 
 from torchrelay.caches.kernelname import Prefixes
+from torchrelay.canonical.secrets import ENVIRONMENT_DUMP, holds_dump
 from torchrelay.digest import Digest
 from torchrelay.signing import VerifiedEntry
 from torchrelay.statement import File, Need, Statement
@@ -148,6 +149,11 @@ class Entry:
         times: Masked numbers, put back on install.
         masked: What was masked, by field and kind of secret; counts only.
         alias: The form that the files would have for whoever cannot tell the key.
+
+    Raises:
+        Excluded: ``SECRET``: a dump of environment variables stands in its bytes. Each kind looks for
+            secrets itself, and can say where they are; that nothing is signed with a dump in it does not
+            rest on that.
     """
 
     kind: str
@@ -161,6 +167,10 @@ class Entry:
     times: tuple[int, ...] = ()
     masked: Mapping[str, int] = field(default_factory=dict)
     alias: Alias | None = None
+
+    def __post_init__(self) -> None:
+        if holds_dump(self.plain):
+            raise Excluded(Reason.SECRET, f"{ENVIRONMENT_DUMP} in {self.kind} {self.key}")
 
 
 class CacheKind(ABC):

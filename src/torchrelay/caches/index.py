@@ -30,7 +30,7 @@ from torchrelay.statement import File, Need
 from torchrelay.version import __version__
 
 _NAME = "index.json"
-_FORMAT = 1
+_FORMAT = 2
 _INDEX_BYTES = 256 * limits.MIB
 _RACY_NS = 100_000_000
 """A file that changed so shortly before it was read may change again within one tick of the clock

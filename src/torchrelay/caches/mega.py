@@ -213,6 +213,7 @@ class _Importer:
     def __init__(self, items: Sequence[MegaItem], torch_version: str | None) -> None:
         self._inductor = InductorKind(torch_version)
         self._aot_autograd = AotAutogradKind(torch_version)
+        self._precompile = PrecompileKind(torch_version)
         self._old_names = (torch_version or "").startswith("2.7.")
         self._graphs: dict[GraphRef, str] = {}
         self._entries: dict[MegaItem, Entry | Excluded] = {}
@@ -252,5 +253,5 @@ class _Importer:
         if item.type == PgoKind.name:
             return PgoKind().entry_from_bytes(key_of(item.key), item.content)
         if item.type == PrecompileKind.name:
-            return PrecompileKind().entry_from_bytes(item.key, item.content)
+            return self._precompile.entry_from_bytes(item.key, item.content)
         raise Excluded(Reason.BAD_NAME, f"unknown type {item.type[:40]!r}")

@@ -28,10 +28,6 @@ INDUCTOR_PLACE = "inductor"
 CONTENT_NAME = re.compile(r"[a-z2-7]{51}")
 """What :func:`content_name` gives."""
 
-_GRAPHS = frozenset({"inductor", "aot_autograd"})
-_DUMP = re.compile(rb"os\.environ\['[A-Za-z_][A-Za-z0-9_]{0,255}'\] = ")
-"""A line of the repro that PyTorch keeps in a graph: a variable of its own or Triton's, with its value."""
-
 _HOST_DEVICES = frozenset({"cpu", "meta"})
 
 
@@ -47,18 +43,14 @@ def canonical_form(
 
     Raises:
         Excluded: ``UNPARSEABLE``: it is not one whole pickle; ``SECRET``: it holds one, or a dump of
-            environment variables that this version cannot mask, since it does not know where such an
-            entry keeps them.
+            environment variables elsewhere than where it is known that such an entry keeps them.
     """
     try:
-        form = canonical.canonicalise(kind, data, torch_version=torch_version, search=search)
+        return canonical.canonicalise(kind, data, torch_version=torch_version, search=search)
     except SecretError as exc:
         raise Excluded(Reason.SECRET, f"{exc.secret_kind} in {exc.field}") from exc
     except FormatError as exc:
         raise Excluded(Reason.UNPARSEABLE, exc.message) from exc
-    if form.canon == RAW and kind in _GRAPHS and _DUMP.search(data):
-        raise Excluded(Reason.SECRET, f"an unmasked dump of environment variables in {kind}")
-    return form
 
 
 def restored(entry: VerifiedEntry) -> bytes:

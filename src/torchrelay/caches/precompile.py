@@ -2,9 +2,12 @@
 """Precompiled functions: ``dynamo/<sha256 of qualified name and first line>/entry``.
 
 One file holds Dynamo's guards and bytecode for a function, and the compiled graphs of its backends,
-so it needs no other entry. PyTorch's key knows neither the function's source nor its module: two
-models with a ``forward`` on the same line have the same one, and share one place in the directory.
-So there is no variant either, which would promise that they can lie side by side: the latest counts,
+so it needs no other entry. What these graphs hold of the environment is masked as in entries of their
+own.
+
+PyTorch's key knows neither the function's source nor its module: two models with a ``forward`` on the
+same line have the same one, and share one place in the directory. So there is no variant either,
+which would promise that they can lie side by side: the latest counts,
 a package of this machine's own is never replaced, and different bytes are not called divergent (each
 process names its backends anew). PyTorch compares the sources when it loads one, so a package of
 another model is a miss; but it imports their modules for that, so models that cannot import each
@@ -30,7 +33,6 @@ from torchrelay.caches.pickled import (
     file_found,
     restored,
 )
-from torchrelay.canonical.fields import RAW
 from torchrelay.environment import REQUIRED_FACETS
 from torchrelay.signing import VerifiedEntry
 from torchrelay.statement import Statement
@@ -40,9 +42,16 @@ _NAME = "entry"
 
 
 class PrecompileKind(CacheKind):
-    """Dynamo's packages of whole functions (``TORCH_CACHING_PRECOMPILE=1``)."""
+    """Dynamo's packages of whole functions (``TORCH_CACHING_PRECOMPILE=1``).
+
+    Args:
+        torch_version: As for :class:`torchrelay.caches.inductor.InductorKind`.
+    """
 
     name: ClassVar[str] = "precompile"
+
+    def __init__(self, torch_version: str | None = None) -> None:
+        self._torch_version = torch_version
 
     def scan(self, roots: Roots) -> Iterator[Found | Skipped]:
         """The folders in ``dynamo``; its files are for the kind ``pgo``."""
@@ -64,7 +73,12 @@ class PrecompileKind(CacheKind):
         """The one package in the folder."""
         yield self.entry_from_bytes(found.key, files.read_stable(found.root, found.files[0]))
 
-    def entry_from_bytes(self, key: str, data: bytes) -> Entry:
+    def read_again(self, found: Found) -> Iterator[Entry]:
+        """The same, without looking for secrets."""
+        data = files.read_stable(found.root, found.files[0])
+        yield self.entry_from_bytes(found.key, data, search=False)
+
+    def entry_from_bytes(self, key: str, data: bytes, *, search: bool = True) -> Entry:
         """The entry that PyTorch wrote as ``data`` under ``key``.
 
         Raises:
@@ -72,13 +86,22 @@ class PrecompileKind(CacheKind):
         """
         if not KEY.fullmatch(key):
             raise Excluded(Reason.BAD_NAME, key[:80])
-        form = canonical_form(self.name, data, torch_version=None)
-        facets = REQUIRED_FACETS[self.name]
-        return Entry(self.name, key, "", (), facets, form.canon, form.data, times=form.times)
+        form = canonical_form(self.name, data, torch_version=self._torch_version, search=search)
+        return Entry(
+            kind=self.name,
+            key=key,
+            variant="",
+            needs=(),
+            facets=REQUIRED_FACETS[self.name],
+            canon=form.canon,
+            plain=form.data,
+            times=form.times,
+            masked=form.masked,
+        )
 
     def check(self, statement: Statement) -> None:
         """A key of this kind, and nothing else."""
-        check_shape(statement, key=KEY, canons=(RAW,), variant=False)
+        check_shape(statement, key=KEY, canons=None, variant=False)
         check_plain(statement)
 
     def install(self, entry: VerifiedEntry, roots: Roots) -> tuple[str, tuple[str, ...]]:

@@ -45,6 +45,7 @@ def kinds_for(torch_version: str | None, naming: Naming | None = None) -> Mappin
     kinds = dict(KINDS)
     kinds[InductorKind.name] = InductorKind(torch_version)
     kinds[AotAutogradKind.name] = AotAutogradKind(torch_version)
+    kinds[PrecompileKind.name] = PrecompileKind(torch_version)
     kinds[CppKind.name] = CppKind(naming or Naming())
     return MappingProxyType(kinds)
 

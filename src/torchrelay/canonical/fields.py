@@ -19,6 +19,7 @@ _TRITON = "torch._inductor.runtime.triton_heuristics"
 COMPILED_FX_GRAPH = f"{_OUTPUT}.CompiledFxGraph"
 AOT_RESULT = f"{_RESULT}.AOTAutogradResult"
 BUNDLED_RESULT = f"{_RESULT}.BundledAOTAutogradResult"
+PACKAGE = "torch._dynamo.package.PrecompileCacheEntry"
 
 
 class Rule(Enum):
@@ -103,9 +104,15 @@ _CHILDREN = (
     # Another output, such as RegionalOutputCode, is a pickle in a bytes object: it is not looked into.
     Child(f"{_RESULT}.BundledCompiledForward", "result", (COMPILED_FX_GRAPH,)),
     Child(f"{_RESULT}.BundledCompiledBackward", "result", (COMPILED_FX_GRAPH,)),
+    # What a package holds for each graph that Dynamo took from the function.
+    Child(f"{_RESULT}.BundledAOTAutogradCacheArtifact", "content", (BUNDLED_RESULT,)),
 )
 
-_ROOTS = {"inductor": (COMPILED_FX_GRAPH,), "aot_autograd": (AOT_RESULT, BUNDLED_RESULT)}
+_ROOTS = {
+    "inductor": (COMPILED_FX_GRAPH,),
+    "aot_autograd": (AOT_RESULT, BUNDLED_RESULT),
+    "precompile": (PACKAGE,),
+}
 
 # One list serves all three: read in 2.12.0, 2.13.0 and 2.14.1. What these versions changed between
 # them (min_cut_info_str, _compile_context, kernel_free_cudagraph, ...) differs in no two compiles.

@@ -34,7 +34,7 @@ from torchrelay.canonical.nodes import (
     text_atom,
 )
 from torchrelay.canonical.opcodes import walk_pickle
-from torchrelay.canonical.secrets import first_secret, kinds_in
+from torchrelay.canonical.secrets import ENVIRONMENT_DUMP, first_secret, kinds_in
 from torchrelay.canonical.walk import Walk
 from torchrelay.errors import FormatError, SecretError
 from torchrelay.limits import MAX_ENTRY_BYTES, MAX_TIMES
@@ -72,7 +72,7 @@ def canonicalise(kind: str, data: bytes, *, torch_version: str | None, search: b
     """The canonical form of an entry as PyTorch wrote it.
 
     Args:
-        kind: ``inductor`` or ``aot_autograd``; other kinds are taken as they are, ``raw``.
+        kind: ``inductor``, ``aot_autograd`` or ``precompile``; others are taken as they are, ``raw``.
         data: The bytes; nothing in them is executed or imported.
         torch_version: The PyTorch that wrote it, as it calls itself; an unknown one gives ``raw``.
         search: Look for secrets, and report what was masked. Only a caller that holds the result against
@@ -80,7 +80,7 @@ def canonicalise(kind: str, data: bytes, *, torch_version: str | None, search: b
 
     Raises:
         FormatError: It is not one whole pickle.
-        SecretError: A text that stays in it looks like a secret.
+        SecretError: A text that stays in it looks like a secret, or sets environment variables.
     """
     walk = _walked(data)
     facts = read_facts(kind, walk.root)
@@ -308,7 +308,8 @@ def _report(kind: str, walk: Walk, masks: list[Mask]) -> dict[str, int]:
     for name, atoms in texts.items():
         joined = b"\n".join(atom.payload for atom in atoms.values())
         counts[f"{name}:environment"] += len(_ENVIRONMENT_LINE.findall(joined))
-        counts.update(f"{name}:{secret}" for secret in kinds_in(joined))
+        # The lines of a dump are what was just counted.
+        counts.update(f"{name}:{secret}" for secret in kinds_in(joined) if secret != ENVIRONMENT_DUMP)
     return {name: count for name, count in sorted(counts.items()) if count}
 
 

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Texts that look like secrets.
+"""Texts that look like secrets, and dumps of environment variables, which may hold any.
 
 The patterns look for secrets that are recognisable by form, and for assignments to names that say
 so. They must not fire on what compilers write: hashes, base32 keys, machine code, names such as
 ``num_tokens``. Each begins with a literal, so that nearly all texts are decided by a substring
 search, and each repetition is bounded, so that no text takes more than linear time.
+
+PyTorch's repro scripts set each variable whose name has to do with it or Triton, and a user's password
+may stand in one of those in any form. So a line of such a script counts, whatever its value looks like.
 """
 
 from __future__ import annotations
@@ -34,6 +37,9 @@ def _pattern(name: str, hints: tuple[str, ...], expression: str) -> Pattern:
     return Pattern(name, tuple(hint.encode() for hint in hints), re.compile(expression.encode()))
 
 
+ENVIRONMENT_DUMP = "environment-dump"
+"""The kind of a line that sets an environment variable, as PyTorch writes it into its repro scripts."""
+
 _TELLING_NAME = r"(?i:password|passwd|passphrase|secret|token|api_?key|access_?key|credentials?)"
 _HINTS = (
     "passw",
@@ -49,6 +55,13 @@ _HINTS = (
 # A value of at least eight characters with a digit among them, but not a name with a number such as
 # `primals_1`: what names and words look like is not taken for a secret.
 _VALUE = r"(?![A-Za-z_.]{1,64}[0-9]{1,3}(?:['\"\s&]|$))(?=[^'\"\\\s]{0,80}[0-9])[^'\"\\\s(){}\[\],]{8,512}"
+
+# The backslashes are those of a script that was quoted before it was written.
+_DUMP = _pattern(
+    ENVIRONMENT_DUMP,
+    ("os.environ[",),
+    r"os\.environ\[\\{0,8}['\"][^'\"\\\n]{1,512}\\{0,8}['\"]\]\s{0,8}=(?!=)",
+)
 
 PATTERNS = (
     _pattern("url-password", ("://",), r"://[^\s/@:'\"<>{}]{0,128}:[^\s/@'\"<>{}]{1,256}@[A-Za-z0-9\[]"),
@@ -101,6 +114,7 @@ PATTERNS = (
         _HINTS,
         rf"(?:[?&][A-Za-z_-]{{0,32}}|(?m:^)[A-Z][A-Z0-9_]{{0,64}}_|(?m:^))(?:{_TELLING_NAME})=(?!['\"]){_VALUE}",
     ),
+    _DUMP,  # last: what else a text holds says more about it
 )
 
 
@@ -136,6 +150,11 @@ def first_secret(texts: Sequence[bytes | memoryview]) -> tuple[int, str] | None:
         if kind is not None:
             return index, kind
     return None
+
+
+def holds_dump(data: bytes) -> bool:
+    """Whether environment variables are set anywhere in ``data``, as in :data:`ENVIRONMENT_DUMP`."""
+    return any(hint in data for hint in _DUMP.hints) and _DUMP.expression.search(data) is not None
 
 
 def secret_in_file(data: bytes) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from torchrelay.canonical.secrets import ENVIRONMENT_DUMP
 from torchrelay.reports import Problem
 
 _TRUST = {
@@ -44,6 +45,11 @@ _EXCLUDED = {
     "growing": "Push again when the compile is done.",
     "locked": "Push again when the compile is done.",
 }
+_DUMP = (
+    "PyTorch wrote environment variables into the file, and they can be masked only where an entry's layout "
+    "is known. Of a tree, give the folder above `fxgraph` as --cache-dir in a push of its own; another file: "
+    "delete it."
+)
 _FOUND_DAMAGED = (
     "In a store, the next push from a machine that has the entry heals it; in a cache directory, delete "
     "the file and pull again."
@@ -61,5 +67,10 @@ _TABLES = {
 def remedies(section: str, problems: Iterable[Problem]) -> list[str]:
     """What to do about ``problems``, each remedy once, in the order of their first cause."""
     table, otherwise = _TABLES[section]
-    found = dict.fromkeys(table.get(problem.reason, otherwise) for problem in problems)
+    found = dict.fromkeys(_of_dump(problem) or table.get(problem.reason, otherwise) for problem in problems)
     return [remedy for remedy in found if remedy]
+
+
+def _of_dump(problem: Problem) -> str:
+    found = problem.reason == "secret" and problem.detail.startswith(ENVIRONMENT_DUMP)
+    return _DUMP if found else ""

@@ -176,7 +176,7 @@ DAMAGE = {
     "zeros": lambda d: bytes(len(d)),
     "deep": lambda d: d.partition(b"\n")[0] + b"\n" + b"[" * 200_000,
     "another version": lambda d: d.replace(torchrelay.__version__.encode(), b"0.0.0"),
-    "another format": lambda d: d.replace(b'"format":1', b'"format":9'),
+    "another format": lambda d: d.replace(b'"format":2', b'"format":9'),
     "not text": lambda d: b"\xff\xfe" + d,
     "a list": lambda d: b"[]\n[]",
 }

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pickles
 import pytest
 
 import canonical_entries
@@ -21,6 +23,7 @@ from torchrelay.caches.local import LocalView, scan_local
 from torchrelay.caches.pickled import content_name
 from torchrelay.caches.registry import KINDS, kind_of, kinds_for
 from torchrelay.caches.triton import TritonKind
+from torchrelay.canonical import secrets
 from torchrelay.digest import digest_of
 from torchrelay.errors import FormatError
 from torchrelay.testing.entries import verified
@@ -299,3 +302,68 @@ def test_a_graph_that_could_not_be_read_once_is_read_again(
         patched.setattr(inductor, "read_named", busy)
         assert kinds_found(scan_as_torch(tmp_path)) == []
     assert kinds_found(scan_as_torch(tmp_path)) == ["aot_autograd", "inductor"]
+
+
+# ---------------------------------------------------------------------- dumps of the environment
+
+DUMP = "import os\nos.environ['TORCH_MYAUTH'] = 'correct-horse-battery'\n"
+HEX = "d" * 64
+
+
+def _in_a_graph(root: Path) -> None:
+    data = pickles.graph(source=DUMP)
+    write(root / graph_folder(pickles.FX_A) / content_name(data), data)
+
+
+def _in_a_result(root: Path) -> None:
+    graph = pickles.graph()
+    write(root / graph_folder(pickles.FX_A) / content_name(graph), graph)
+    data = pickles.result(guards=DUMP)
+    write(root / "aotautograd" / pickles.AOT / content_name(data), data)
+
+
+def _in_a_file(name: str, data: bytes) -> Callable[[Path], None]:
+    return lambda root: void(write(root / name, data))
+
+
+def void(_: object) -> None:
+    """So that a test's table holds functions of one type."""
+
+
+def _in_a_kernel(root: Path) -> None:
+    cpp_kernel(root)
+    write(root / CPP[1:3] / f"{CPP}.main.cpp", f"/* {DUMP} */ int main;".encode())
+
+
+GEMM = {"system": {"hash": HEX}, "cache": {"mm": {"inputs": {"highest": {DUMP: 1.5}}}}}
+DUMPS: dict[str, Callable[[Path], None]] = {
+    "inductor": _in_a_graph,
+    "aot_autograd": _in_a_result,
+    "precompile": _in_a_file(f"dynamo/{HEX}/entry", pickles.dump({"b": [DUMP]})),
+    "pgo": _in_a_file("dynamo/code_state_train_None_.pkl", pickles.dump([DUMP])),
+    "autotune": _in_a_file(f"ab/{HEX}.best_config", json.dumps({"configs_hash": "c", "x": DUMP}).encode()),
+    "gemm": _in_a_file(f"cache/{HEX}", json.dumps(GEMM).encode()),
+    "triton": lambda root: void(triton_group(root / "triton" / "0", salt=DUMP.encode())),
+    "cpp": _in_a_kernel,
+    "tree": _in_a_file("tree/vllm/fxgraph/x", b"\x80\x04\x95" + bytes(8) + DUMP.encode() + b"\0."),
+}
+
+
+@pytest.mark.parametrize("searched", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_kind_lets_a_dump_of_the_environment_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, searched: bool
+) -> None:
+    """Whatever its values look like, and also if a kind forgot to look: there can be no such entry."""
+    root = tmp_path / "root"
+    DUMPS[kind](root)
+    if not searched:
+        patterns = [p for p in secrets.PATTERNS if p.name != secrets.ENVIRONMENT_DUMP]
+        monkeypatch.setattr(secrets, "PATTERNS", patterns)
+    trees = {"vllm": root / "tree"} if kind == "tree" else {}
+    roots = Roots(root / "none" if trees else root, trees=trees)
+    view = scan_local(roots, index=Index.none(), kinds=kinds_for(pickles.TORCH))
+    assert not [item for item in view.items if item.meta.kind == kind]
+    (left_out,) = [item for item in view.skipped if item.reason is Reason.SECRET]
+    assert left_out.detail.startswith("environment-dump in ")
+    assert "correct" not in str(view.skipped)

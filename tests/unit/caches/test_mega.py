@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pickles import AOT, FX_A, FX_B, TORCH, dump, graph, result
 
+import canonical_entries
 from torchrelay import limits
 from torchrelay.caches.base import Entry, Reason, Skipped
 from torchrelay.caches.mega import TYPES, MegaItem, encode_mega, entries_from_mega, mega_item, parse_mega
@@ -239,6 +240,16 @@ def test_what_is_left_out_is_told() -> None:
         Reason.SECRET,
     ]
     assert "hunter2" not in str(skipped)
+
+
+def test_a_package_in_a_blob_is_masked_as_one_in_a_directory() -> None:
+    item = MegaItem("precompile", HEX, canonical_entries.dumps(canonical_entries.package()))
+    (entry,), skipped = made([item])
+    assert skipped == []
+    assert entry.canon == "pickle-1/torch-2.13"
+    assert b"os.environ[" in item.content and b"os.environ[" not in entry.plain
+    (left_out,) = entries_from_mega([item], torch_version=None)
+    assert isinstance(left_out, Skipped) and left_out.reason is Reason.SECRET
 
 
 def test_a_blob_of_pytorch_2_7_has_its_old_file_name() -> None:

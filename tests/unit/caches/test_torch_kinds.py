@@ -30,7 +30,7 @@ pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 PROGRAM = Path(__file__).with_name("torch_program.py")
-KEPT = ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
+KEPT = ("TORCH_MYAUTH", "PATH", "HOME", "LANG", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
 TWO_SAVES = {"aot_autograd": 2, "autotune": 1, "inductor": 4, "pgo": 2}
 
 
@@ -62,7 +62,7 @@ class Made:
             AutotuneKind(),
             GemmKind(),
             PgoKind(),
-            PrecompileKind(),
+            PrecompileKind(self.version),
         ]
 
     def entries(self, root: Path | None = None) -> list[Entry]:
@@ -162,11 +162,18 @@ def test_an_exported_blob_is_loaded_in_full(made: Made, tmp_path: Path) -> None:
     all_hit(told)
 
 
-def test_a_precompiled_function_is_hit(made: Made, tmp_path: Path) -> None:
+def test_a_precompiled_function_is_hit(made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its graphs carry dumps of the environment, as graphs of their own do; what was in them is gone."""
+    monkeypatch.setenv("TORCH_MYAUTH", "correct-horse-battery")
     told = run("package", tmp_path / "a")
     assert told["counters"]["dynamo_cache"] == {"dynamo_cache_miss": 1}
     entries = [entry for entry in made.entries(tmp_path / "a") if entry.kind == "precompile"]
-    assert len(entries) == 1
+    (file,) = (tmp_path / "a" / "dynamo").glob("*/entry")
+    (entry,) = entries
+    assert b"correct-horse-battery" in file.read_bytes()
+    assert b"correct-horse-battery" not in entry.plain and b"os.environ[" not in entry.plain
+    assert entry.masked["precompile.runnable_graph_str:repro"] == 2
+    assert len(entry.times) >= 2
     made.install(entries, tmp_path / "b")
     told = run("package", tmp_path / "b")
     assert told["counters"]["dynamo_cache"] == {"dynamo_cache_hit": 1}

@@ -48,6 +48,8 @@ def test_times_come_in_order_of_appearance() -> None:
     assert unbundled.times == (18169808264, 802193553)
     bundled = canonicalise("aot_autograd", dumps(entries.bundled()), torch_version=VERSION)
     assert bundled.times == (291260652, 12)
+    package = canonicalise("precompile", dumps(entries.package()), torch_version=VERSION)
+    assert package.times == (291260652, 12, 291260652, 12)
 
 
 @pytest.mark.parametrize(
@@ -255,6 +257,33 @@ def test_raw_entry_with_a_secret_in_its_dump_is_refused() -> None:
         "url-password",
     )
     assert "hunter2" not in caught.value.diagnostics()
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("version", [None, "2.11.0", "2.99.0"])
+def test_raw_entry_with_a_dump_is_refused_whatever_its_values_are(name: str, version: str | None) -> None:
+    harmless = "import os\nos.environ['TORCH_MYAUTH'] = 'correct-horse-battery'\n"
+    data = dumps(entries.ENTRIES[name]()).replace(
+        entries.DUMP.encode(), harmless.ljust(len(entries.DUMP)).encode()
+    )
+    if name == "aot_autograd":  # it refers to graphs, and holds none
+        assert canonicalise(kind_of(name), data, torch_version=version).canon == "raw"
+        return
+    with pytest.raises(SecretError) as caught:
+        canonicalise(kind_of(name), data, torch_version=version)
+    assert caught.value.secret_kind == "environment-dump"
+    assert caught.value.field.endswith(".runnable_graph_str")
+    assert "correct" not in caught.value.diagnostics()
+
+
+@pytest.mark.parametrize(
+    "content", [entries.DUMP, [entries.graph()], entries.unbundled(), pickle.dumps(entries.DUMP)]
+)
+def test_package_that_holds_something_else_than_bundled_results_is_raw(content: object) -> None:
+    artifact = entries.BundledAOTAutogradCacheArtifact(key="k", content=content)
+    package = entries.package(backends={"k": artifact})
+    data = dumps(package).replace(entries.DUMP.encode(), b"x" * len(entries.DUMP))
+    assert canonicalise("precompile", data, torch_version=VERSION).canon == "raw"
 
 
 # ---------------------------------------------------------------------- secrets in place

@@ -39,6 +39,9 @@ SECRETS = {
     "password in json": ("assignment", '{"db_password": "correct-horse"}'),
     "token in a dump": ("assignment", "os.environ['TRITON_TOKEN'] = 'abc12345'"),
     "secret in a dump": ("assignment", "os.environ['TORCH_CLIENT_SECRET'] = '" + LETTERS + "'"),
+    "dump": ("environment-dump", "os.environ['TORCH_MYAUTH'] = 'correct-horse-battery'"),
+    "dump with double quotes": ("environment-dump", 'os.environ["TRITON_SITE"]="x"'),
+    "dump in a quoted text": ("environment-dump", r"import os\\nos.environ[\\'TORCH-X.Y\\'] = \\'0\\'"),
     "query": ("assignment", "https://host/path?x=1&access_token=" + LETTERS[:12]),
     "environment line": ("assignment", "x\nAPI_TOKEN=abc123456\ny"),
 }
@@ -66,6 +69,8 @@ INNOCENT = [
     "cpp_fused_tanh_backward_secret_0 = 1",
     "access_key_order: 'row_major'",
     "inductor_config[secret]: None",
+    "os.environ.pop('TORCHDYNAMO_REPRO_AFTER', None)",
+    "if os.environ['TORCH_LOGS'] == 'all': x = os.environ['TRITON_CACHE_DIR']",
 ]
 
 
