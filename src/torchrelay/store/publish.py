@@ -8,7 +8,7 @@ sees the segment or the push sees the gc's list.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -38,7 +38,7 @@ from torchrelay.store.confirm import confirm
 from torchrelay.store.doomed import read_doomed
 from torchrelay.store.layout import ENVIRONMENTS, SegmentName, environment_name
 from torchrelay.store.plan import may_sign
-from torchrelay.store.presence import Present, stored_sizes
+from torchrelay.store.presence import stored_sizes
 from torchrelay.store.repair import unreadable_blobs
 from torchrelay.store.selection import (
     Fate,
@@ -384,8 +384,7 @@ class Push:
     def _upload(self, items: Sequence[Item], doomed: frozenset[str]) -> Sent:
         budget = self._scope.max_bytes
         left = None if budget is None else budget - self._tally.spent
-        there = self._there(len(items))
-        sent = upload(self._session, items, self._load, doomed, max_bytes=left, is_there=there)
+        sent = upload(self._session, items, self._load, doomed, max_bytes=left)
         self._tally.spent += sent.spent
         for item, reason in sent.failed:
             self._tally.failed.append(Problem(subject=item.label, reason="upload", detail=reason))
@@ -393,15 +392,8 @@ class Push:
         for item in sent.over:
             self._tally.leave_out(item.label, Reason.OVER_BUDGET)
         self._session.state.unmark(stored.name for _, stored in sent.stored)
-        self._tally.blobs += len({stored.name for _, stored in sent.stored} - sent.reused)
+        self._tally.blobs += len({stored.name for _, stored in sent.stored})
         return sent
-
-    def _there(self, count: int) -> Callable[[Stored], bool]:
-        """Which of ``count`` blobs need not go up. A repair sends all: nobody has read what is there."""
-        if self._scope.repair or not count:
-            return lambda _: False
-        present, marked = Present(self._session.backend, count), self._held.marked
-        return lambda stored: stored.name not in marked and present.has(stored)
 
     def _load(self, item: Item) -> Entry:
         return self._local.load(item.local)

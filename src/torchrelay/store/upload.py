@@ -32,7 +32,6 @@ class Sent:
 
     Attributes:
         stored: Where each item's blob lies now.
-        reused: Names of those blobs that were there before.
         failed: Items whose blob is not there, and why.
         changed: Items that changed on disk since they were looked at.
         over: Items for which there was no room in the budget.
@@ -41,7 +40,6 @@ class Sent:
     """
 
     stored: list[tuple[Item, Stored]] = field(default_factory=list)
-    reused: set[str] = field(default_factory=set)
     failed: list[tuple[Item, str]] = field(default_factory=list)
     changed: list[tuple[Item, Excluded]] = field(default_factory=list)
     over: list[Item] = field(default_factory=list)
@@ -67,9 +65,8 @@ def upload(
     doomed: frozenset[str],
     *,
     max_bytes: int | None,
-    is_there: Callable[[Stored], bool],
 ) -> Sent:
-    """Upload the blob of each item unless it is there; a failure concerns the items of that blob alone.
+    """Upload the blob of each item; a failure concerns the items of that blob alone.
 
     Args:
         session: Where to.
@@ -77,14 +74,13 @@ def upload(
         load: Reads an item's canonical bytes again.
         doomed: Blob names that must not be used.
         max_bytes: Budget of stored bytes; what no longer fits is left out.
-        is_there: Whether the store has a blob already, and it is not known to be damaged.
 
     Raises:
-        StorageError: What is there, before or after, could not be asked.
+        StorageError: What was uploaded could not be checked.
     """
     sent = Sent()
     hopeless = 0
-    for chunk in _chunks(items, load, doomed, sent, max_bytes=max_bytes, is_there=is_there):
+    for chunk in _chunks(items, load, doomed, sent, max_bytes):
         if hopeless == HOPELESS_CHUNKS:
             sent.failed += [(item, "not tried: the store takes nothing more") for item, _ in chunk.items]
             continue
@@ -111,13 +107,7 @@ def _is_the_stores(error: StorageError | None) -> bool:
 
 
 def _chunks(
-    items: Iterable[Item],
-    load: Load,
-    doomed: frozenset[str],
-    sent: Sent,
-    *,
-    max_bytes: int | None,
-    is_there: Callable[[Stored], bool],
+    items: Iterable[Item], load: Load, doomed: frozenset[str], sent: Sent, max_bytes: int | None
 ) -> Iterator[_Chunk]:
     chunk = _Chunk()
     for item in items:
@@ -126,16 +116,12 @@ def _chunks(
         except Excluded as exc:
             sent.changed.append((item, exc))
             continue
-        digest = digest_of(blob)
-        stored = Stored(digest=digest, size=len(blob), codec=CODEC, copy=free_copy(digest, doomed))
-        if is_there(stored):
-            sent.reused.add(stored.name)
-            sent.stored.append((item, stored))
-            continue
         if max_bytes is not None and sent.spent + len(blob) > max_bytes:
             sent.over.append(item)
             continue
         sent.spent += len(blob)
+        digest = digest_of(blob)
+        stored = Stored(digest=digest, size=len(blob), codec=CODEC, copy=free_copy(digest, doomed))
         chunk.blobs[stored.name] = blob
         chunk.items.append((item, stored))
         chunk.size += len(blob)

@@ -3,17 +3,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Literal
 
 import pytest
 
 from torchrelay.digest import digest_of
 from torchrelay.errors import StorageError, TransientError
-from torchrelay.statement import Stored, blob_name
-from torchrelay.storage import open_backend
-from torchrelay.store import presence
-from torchrelay.store.presence import FEW, MANY_SHARDS, Present, stored_sizes
+from torchrelay.statement import blob_name
+from torchrelay.store.presence import FEW, MANY_SHARDS, stored_sizes
 from torchrelay.testing import FaultyBackend
 from torchrelay_memory import MemoryBackend
 from torchrelay_memory.backend import forget
@@ -91,38 +88,6 @@ def test_a_later_copy_is_another_object(backend: FaultyBackend) -> None:
     assert stored_sizes(backend, [name]) == {}
     names = [name, f"{name}.1", f"{name}.2", f"{name}.10"]
     assert stored_sizes(backend, names) == {f"{name}.1": 1}
-
-
-def stored(shard: int, size: int) -> Stored:
-    return Stored(digest=digest_of(b"").__class__(f"{shard:02x}{0:062x}"), size=size, codec="zstd", copy=0)
-
-
-@pytest.mark.parametrize("count", [1, FEW, FEW + 1, 100])
-def test_whether_blobs_are_there_is_asked_once_for_many(backend: FaultyBackend, count: int) -> None:
-    fill(backend, [in_shard(0), in_shard(1)])
-    present = Present(backend, count)
-    found = [present.has(one) for one in (stored(0, 1), stored(1, 1), stored(2, 1))]
-    assert found == [True, False, False], "there at its size, there at another, not there"
-    assert operations(backend) == ({"stat": 3} if count <= FEW else {"list": 1})
-
-
-def test_no_more_is_listed_than_the_uploads_are_worth(
-    backend: FaultyBackend, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fill(backend, [in_shard(n) for n in range(40)])
-    monkeypatch.setattr(presence, "LEAST_LISTED", 10)
-    monkeypatch.setattr(presence, "LISTED_EACH", 5)
-    monkeypatch.setattr(presence, "MOST_LISTED", 30)
-    known = [sum(Present(backend, n).has(stored(s, s + 1)) for s in range(40)) for n in (3, 4, 6, 8)]
-    assert known == [15, 20, 30, 30]
-    monkeypatch.setattr(presence, "LISTED_EACH", 1)
-    assert sum(Present(backend, 3).has(stored(s, s + 1)) for s in range(40)) == 10
-
-
-def test_a_store_that_is_still_to_be_made_has_nothing(tmp_path: Path) -> None:
-    with open_backend(str(tmp_path / "store"), create=True) as backend:
-        assert not Present(backend, 3).has(stored(0, 1))
-        assert not Present(backend, 1).has(stored(0, 1))
 
 
 @pytest.mark.parametrize(("operation", "count"), [("stat", 2), ("list", 3), ("list", 200)])

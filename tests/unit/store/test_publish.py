@@ -26,7 +26,6 @@ from torchrelay.signing.policy import WRITER
 from torchrelay.statement import Need, Statement, blob_name
 from torchrelay.store import publish, upload
 from torchrelay.store.layout import DOOMED
-from torchrelay.store.state import ClientState
 from torchrelay.store.view import View
 from torchrelay.testing import FaultyBackend
 from torchrelay.testing.entries import WORKLOAD
@@ -199,71 +198,24 @@ def test_an_entry_that_changed_before_it_was_signed_is_left_out(store: FaultyBac
     assert len(segments(store)) == 1
 
 
-# --- blobs that are there, whoever put them there
+# --- blobs that are there without a record
 
 
-def two_workloads(store: FaultyBackend, count: int) -> tuple[Builder, Builder]:
-    """The same builder, twice, with the same entries for two workloads; the first has pushed."""
+def test_another_workload_stores_nothing_twice_and_replaces_rubbish_under_its_names(
+    store: FaultyBackend,
+) -> None:
     (one,) = builders(1, store)
-    for number in range(count):
-        one.shelf.add(b"plain %d" % number * 50, key=key(number))
-    other = replace(one, workload="acme/other")
-    one.push()
-    return one, other
-
-
-@pytest.mark.parametrize("count", [1, 2, 3, 8])
-def test_blobs_of_another_workload_do_not_go_up_again(store: FaultyBackend, count: int) -> None:
-    one, other = two_workloads(store, count)
-    store.calls.clear()
-    report = other.push(max_bytes=0)
-    assert (report.pushed, report.blobs, report.excluded, report.exit_code) == (count, 0, {}, 0)
-    assert not [name for operation, name in store.calls if operation == "put" and name.startswith("blobs/")]
-    assert len(other.view().union.live) == len(one.view().union.live) == count
-
-
-def test_blobs_of_a_push_that_broke_off_are_found_by_the_next(store: FaultyBackend) -> None:
-    (me,) = builders(1, store)
     for number in range(5):
-        me.shelf.add(b"plain %d" % number, key=key(number))
-    store.arm("put", names="manifests/*", error=PermanentError("full"))
-    with pytest.raises(PermanentError):
-        me.push()
-    assert len(blobs(store)) == 5 and not segments(store)
-    report = me.push()
-    assert (report.pushed, report.blobs) == (5, 0)
-
-
-@pytest.mark.parametrize("count", [1, 5])
-@pytest.mark.parametrize("why", ["short", "gone", "marked", "repair", "doomed"])
-def test_a_blob_that_cannot_be_relied_on_goes_up_again(store: FaultyBackend, why: str, count: int) -> None:
-    _, other = two_workloads(store, count)
+        one.shelf.add(b"plain %d" % number * 50, key=key(number))
+    assert one.push().blobs == 5
+    before = blobs(store)
     name = blob_of(b"plain 0" * 50)
     whole = store.inner.get(name, limit=10_000)
-    if why == "gone":
-        store.inner.delete_many([name])
-    elif why == "doomed":
-        listed = encode_doomed([name])
-        store.inner.put(f"{DOOMED}{digest_of(listed)}", listed)
-        name += ".1"
-    else:
-        store.inner.put(name, whole[:-1] if why == "short" else whole[:-1] + b"?")
-    if why == "marked":
-        other.state = Marked(name)
-    report = other.push(repair=why == "repair")
-    assert (report.pushed, report.blobs) == (count, count if why == "repair" else 1)
+    store.inner.put(name, bytes(len(whole)))
+    report = replace(one, workload="acme/other").push()
+    assert (report.pushed, report.blobs) == (5, 5), "what is there is not relied on"
+    assert blobs(store) == before
     assert store.inner.get(name, limit=10_000) == whole
-
-
-class Marked(ClientState):
-    """The memory of a client that has found ``name`` damaged."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(None)
-        self._name = name
-
-    def marked(self) -> frozenset[str]:
-        return frozenset({self._name})
 
 
 # --- uploads that fail
