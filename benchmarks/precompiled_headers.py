@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What precompiled headers cost at a cold and at a warm start, and what torchrelay makes of it.
 
-    python benchmarks/precompiled_headers.py --model tx4 --rounds 3
+    python benchmarks/precompiled_headers.py [--quick] [--out FILE] [--rounds N] [--model NAME]
 
 Each line is the time to the first result, forward and backward, in a fresh process. PyTorch keeps
 its precompiled headers under the temporary directory, so each case gets one of its own.
@@ -9,33 +9,32 @@ its precompiled headers under the temporary directory, so each case gets one of 
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
 import shutil
-import statistics
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-MODELS = Path(__file__).parent.parent / "tests" / "e2e" / "models.py"
+import harness
+
 # Inductor is imported first in every case, since skipping imports it.
 PLAIN = (
     "import runpy, sys, torch._inductor.codecache; sys.argv = sys.argv[1:]; "
     "runpy.run_path(sys.argv[0], run_name='__main__')"
 )
 LAZY = f"from torchrelay.caches.settings import skip_needless_headers as skip; assert skip(); {PLAIN}"
+OFF = "warm, off"
+FRESH = "warm, on, header absent (a fresh machine)"
+FRESH_SKIPPED = "warm, on, header absent, needless headers skipped"
 # name: (headers switched on, header there, kernels there, lazily)
 CASES = {
     "cold, on, header absent": (True, False, False, False),
     "cold, on, header present": (True, True, False, False),
     "cold, off": (False, False, False, False),
-    "warm, on, header absent (a fresh machine)": (True, False, True, False),
+    FRESH: (True, False, True, False),
     "warm, on, header present": (True, True, True, False),
-    "warm, off": (False, False, True, False),
-    "warm, on, header absent, needless headers skipped": (True, False, True, True),
+    OFF: (False, False, True, False),
+    FRESH_SKIPPED: (True, False, True, True),
     "warm, on, header present, needless headers skipped": (True, True, True, True),
 }
 
@@ -48,9 +47,9 @@ def first_call(model: str, cache: Path, temporary: Path, *, headers: bool, lazy:
         "TMPDIR": str(temporary),
         "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "1" if headers else "0",
     }
-    command = [sys.executable, "-c", LAZY if lazy else PLAIN, str(MODELS), "--model", model]
-    done = subprocess.run(command, env=os.environ | variables, capture_output=True, check=True, text=True)
-    return json.loads(done.stdout.splitlines()[-1])
+    command = ["-c", LAZY if lazy else PLAIN, harness.MODELS, "--model", model]
+    found: dict[str, Any] = harness.fresh(command, harness.clean_environment(**variables))
+    return found
 
 
 def measure(model: str, rounds: int, root: Path) -> dict[str, list[float]]:
@@ -69,27 +68,31 @@ def measure(model: str, rounds: int, root: Path) -> dict[str, list[float]]:
             if (hits > 0) != warm:
                 raise SystemExit(f"{name}: expected {'hits' if warm else 'misses'}, got {result['counters']}")
             seconds[name].append(result["first_seconds"])
-            print(f"  {name}: {result['first_seconds']:.2f} s", file=sys.stderr)
+            harness.note(f"{name}: {result['first_seconds']:.2f} s")
             shutil.rmtree(cache)
             shutil.rmtree(root / "empty", ignore_errors=True)
     return seconds
 
 
 def main() -> int:
-    """Measure, print a table and one JSON object."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", default="tx4")
-    parser.add_argument("--rounds", type=int, default=3)
-    arguments = parser.parse_args()
+    """Measure, print, write."""
+    asked = harness.arguments(
+        __doc__, rounds=3, model=("", "of tests/e2e/models.py (default tx4; mlp if quick)")
+    )
+    model = asked.model or ("mlp" if asked.quick else "tx4")
     with tempfile.TemporaryDirectory() as root:
-        seconds = measure(arguments.model, arguments.rounds, Path(root))
-    base = statistics.median(seconds["warm, off"])
-    print(f"| {arguments.model}: case | median s | spread s | x warm, off |\n|---|---|---|---|")
-    for name, found in seconds.items():
-        middle = statistics.median(found)
-        print(f"| {name} | {middle:.2f} | {min(found):.2f}-{max(found):.2f} | {middle / base:.2f} |")
-    print(json.dumps({"model": arguments.model, "cpus": os.cpu_count(), "seconds": seconds}))
-    return 0
+        seconds = measure(model, asked.rounds, Path(root))
+    middle = {name: harness.median(found) for name, found in seconds.items()}
+    rows = [(n, middle[n], harness.spread(seconds[n]), middle[n] / middle[OFF]) for n in CASES]
+    harness.table(model, ("case", "median s", "spread s", "x warm, off"), rows)
+    targets = [
+        harness.target("fresh machine, headers skipped ÷ off", middle[FRESH_SKIPPED] / middle[OFF], 1.25),
+        harness.target(
+            "fresh machine, made ÷ skipped", middle[FRESH] / middle[FRESH_SKIPPED], 2, at_most=False
+        ),
+    ]
+    results = {"model": model, "seconds": seconds}
+    return harness.finish("precompiled_headers", results, targets, asked.out)
 
 
 if __name__ == "__main__":

@@ -75,6 +75,7 @@ class Builder:
     shelf: Shelf = field(default_factory=Shelf)
     state: ClientState = field(default_factory=lambda: ClientState(None))
     ledger: Ledger = field(default_factory=lambda: Ledger(Path("nowhere")))
+    workload: str = WORKLOAD
 
     @property
     def key_id(self) -> Digest:
@@ -83,7 +84,7 @@ class Builder:
     def session(self) -> Session:
         policy = self.policy or trusting(self.signer)
         verifier = Verifier(policy, today=TODAY)
-        return Session(ObservedBackend(self.store), policy, verifier, WORKLOAD, self.state)
+        return Session(ObservedBackend(self.store), policy, verifier, self.workload, self.state)
 
     def push(self, **scope: Any) -> PushReport:
         push = Push(

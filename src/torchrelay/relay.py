@@ -8,11 +8,14 @@ that says so; ``strict=True`` raises instead, as the command line does.
 from __future__ import annotations
 
 import logging
+import time
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path, PurePath
 from types import TracebackType
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+from msgspec.structs import replace as replace_fields
 
 from torchrelay.errors import RelayError, UsageError
 from torchrelay.options import PullOptions, PushOptions
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PullOptions", "PushOptions", "Relay", "TorchrelayWarning"]
 
+V = TypeVar("V")
 R = TypeVar("R", PullReport, PushReport, StatusReport)
 
 _log = logging.getLogger(__name__)
@@ -65,7 +69,8 @@ class Relay:
 
     Raises:
         UsageError: The workload's name cannot be one. Raised whether strict or not: it is a typing
-            error that no run can mend.
+            error that no run can mend. Any other argument that cannot be meant is found when there is
+            something to do, and is then trouble like any other.
     """
 
     def __init__(
@@ -83,7 +88,7 @@ class Relay:
         strict: bool = False,
         in_process: bool = True,
     ) -> None:
-        self.workload = check_workload(workload)
+        self.workload = check_workload(_checked("workload", workload, _TEXT))
         self.strict = strict
         # Looked at only when there is something to do: whatever is wrong with them must not stop the job.
         self._url = url
@@ -209,22 +214,18 @@ class Relay:
         # Not before it is used: the facade must be cheap to import.
         from torchrelay.workplace import Workplace  # noqa: PLC0415
 
-        if not isinstance(self._url, (str, PurePath)):
-            raise UsageError(
-                f"a store is a path or URL, not {type(self._url).__name__}",
-                remedy="Name one: a text or Path.",
-            )
+        _checked("strict", self.strict, _SWITCH)
         return Workplace(
-            url=str(self._url),
+            url=str(_checked("url", self._url, _PLACE)),
             workload=self.workload,
-            cache_dir=_path(self._cache_dir),
-            triton_cache_dir=_path(self._triton_cache_dir),
-            trees={name: _expanded(path) for name, path in (self._trees or {}).items()},
-            key=_path(self._key),
-            policy=_path(self._policy),
-            state_dir=_path(self._state_dir),
-            options=dict(self._options or {}),
-            in_process=self._in_process,
+            cache_dir=_path("cache_dir", self._cache_dir),
+            triton_cache_dir=_path("triton_cache_dir", self._triton_cache_dir),
+            trees={name: _expanded(path) for name, path in _table("trees", self._trees, _PLACE).items()},
+            key=_path("key", self._key),
+            policy=_path("policy", self._policy),
+            state_dir=_path("state_dir", self._state_dir),
+            options=_table("options", self._options, _TEXT),
+            in_process=_checked("in_process", self._in_process, _SWITCH),
             progress=progress,
         )
 
@@ -232,6 +233,7 @@ class Relay:
         """Fail open: the job goes on without the cache, told once for each cause."""
         if self.strict:
             return work()
+        started = time.monotonic()
         try:
             return work()
         except RelayError as exc:
@@ -240,7 +242,10 @@ class Relay:
         except Exception as exc:  # noqa: BLE001 - whatever is wrong with us must not end the user's job
             message = f"unexpected {type(exc).__name__}: {exc}"
             self._warn(type(exc).__name__, message, message)
-        return report(workload=self.workload, error=message)
+        failed = report(workload=self.workload, error=message)
+        if isinstance(failed, StatusReport):
+            return failed
+        return replace_fields(failed, seconds=time.monotonic() - started)
 
     def _warn(self, kind: str, message: str, text: str) -> None:
         if (kind, message) in self._warned:
@@ -253,8 +258,43 @@ class Relay:
             _log.warning("%s", text)
 
 
-def _path(path: str | Path | None) -> Path | None:
-    return None if path is None else _expanded(path)
+class _Kind(NamedTuple):
+    """What an argument may be."""
+
+    types: tuple[type, ...]
+    words: str
+
+
+_TEXT = _Kind((str,), "a text")
+_SWITCH = _Kind((bool,), "True or False")
+_PLACE = _Kind((str, PurePath), "a text or Path")
+_TABLE = _Kind((Mapping,), "a dict")
+
+
+def _checked(name: str, value: V, kind: _Kind) -> V:
+    """``value``, if it is of the kind that the argument ``name`` takes."""
+    if isinstance(value, kind.types):
+        return value
+    raise UsageError(
+        f"{name} is {kind.words}, not {type(value).__name__}",
+        remedy=f"Give {kind.words}.",
+        subject=name,
+    )
+
+
+def _table(name: str, table: Mapping[str, V] | None, kind: _Kind) -> dict[str, V]:
+    """A copy of ``table``, if it has what the argument ``name`` takes."""
+    if table is None:
+        return {}
+    found = _checked(name, table, _TABLE)
+    return {
+        _checked(f"a name in {name}", key, _TEXT): _checked(f"{name}[{key!r}]", value, kind)
+        for key, value in found.items()
+    }
+
+
+def _path(name: str, path: str | Path | None) -> Path | None:
+    return None if path is None else _expanded(_checked(name, path, _PLACE))
 
 
 def _expanded(path: str | Path) -> Path:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import wraps
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 
 from msgspec.structs import replace as replace_fields
 
@@ -54,6 +56,21 @@ from torchrelay.store.session import Session, silent
 from torchrelay.store.state import ClientState
 from torchrelay.store.view import View, load_view
 
+P = ParamSpec("P")
+Timed = TypeVar("Timed", PushReport, PullReport, VerifyReport)
+
+
+def _timed(work: Callable[P, Timed]) -> Callable[P, Timed]:
+    """``work``, with all the time that it took in its report."""
+
+    @wraps(work)
+    def timed(*args: P.args, **kwargs: P.kwargs) -> Timed:
+        started = time.monotonic()
+        report = work(*args, **kwargs)
+        return replace_fields(report, seconds=time.monotonic() - started)
+
+    return timed
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workplace:
@@ -73,6 +90,7 @@ class Workplace:
 
     # -- push and pull ---------------------------------------------------------------------------
 
+    @_timed
     def push(self, options: PushOptions) -> PushReport:
         """See :meth:`torchrelay.relay.Relay.push`."""
         roots = self._roots()
@@ -118,6 +136,7 @@ class Workplace:
             provenance=options.provenance,
         )
 
+    @_timed
     def pull(self, options: PullOptions) -> PullReport:
         """See :meth:`torchrelay.relay.Relay.pull`."""
         started = time.monotonic()
@@ -128,7 +147,7 @@ class Workplace:
             except NotFoundError as exc:
                 if not self.in_process:
                     raise
-                return self._pulled_nothing(roots, options, exc, started)
+                return self._pulled_nothing(roots, options, exc)
             lost: list[Problem] = []
             environment = options.environment or self._follow(session, view, lost)
             roots, stamp = directories.prepare(roots, environment, options)
@@ -142,15 +161,12 @@ class Workplace:
                 fetch = Fetch(session, sink, packed=view.packed, deadline=deadline)
                 fetched = fetch.run(plan.install, plan.needers, local_names(local))
             told = settings_warnings(session, view, environment)
-            seconds = time.monotonic() - started
-            report = _pull_report(session, view, plan, fetched, environment=environment, seconds=seconds)
+            report = _pull_report(session, view, plan, fetched, environment=environment)
             return replace_fields(
                 report, damaged=[*report.damaged, *lost], warnings=[*report.warnings, *told]
             )
 
-    def _pulled_nothing(
-        self, roots: Roots, options: PullOptions, why: NotFoundError, started: float
-    ) -> PullReport:
+    def _pulled_nothing(self, roots: Roots, options: PullOptions, why: NotFoundError) -> PullReport:
         """The first run of all: this process fills the directory, and its push makes the store."""
         settings.skip_needless_headers()
         environment = options.environment or this_environment()
@@ -158,7 +174,6 @@ class Workplace:
         return PullReport(
             workload=self.workload,
             environment=environment.digest,
-            seconds=time.monotonic() - started,
             warnings=[f"nothing to pull: {why.message}"],
         )
 
@@ -245,6 +260,7 @@ class Workplace:
             known = bool(directories.all_prefixes(self._roots().inductor))
             return look.explain_entries(session, name, here, hints, trees=self.trees, has_prefixes=known)
 
+    @_timed
     def verify(self, *, local: bool) -> VerifyReport:
         """See :meth:`torchrelay.relay.Relay.verify`."""
         with self._session(reading_policy(self.policy)) as session:
@@ -258,6 +274,7 @@ class Workplace:
 
     # -- Mega-Cache ------------------------------------------------------------------------------
 
+    @_timed
     def import_mega(self, path: Path, options: PushOptions) -> PushReport:
         """See :meth:`torchrelay.relay.Relay.import_mega`."""
         environment = _blob_environment(path, options)
@@ -279,6 +296,7 @@ class Workplace:
             told = [*found.notes, *settings_warnings(session, view, environment)]
             return replace_fields(report, warnings=[*report.warnings, *told])
 
+    @_timed
     def export_mega(self, path: Path, options: PullOptions) -> PullReport:
         """See :meth:`torchrelay.relay.Relay.export_mega`."""
         started = time.monotonic()
@@ -293,8 +311,7 @@ class Workplace:
             fetch = Fetch(session, sink, packed=view.packed, deadline=deadline)
             fetched = fetch.run(plan.install, plan.needers, ())
             write(sink.encode())
-            seconds = time.monotonic() - started
-            return _pull_report(session, view, plan, fetched, environment=environment, seconds=seconds)
+            return _pull_report(session, view, plan, fetched, environment=environment)
 
     # -- where, and for whom ---------------------------------------------------------------------
 
@@ -431,7 +448,7 @@ def _scope(stamp: Stamp, options: PushOptions) -> Scope:
 
 
 def _pull_report(
-    session: Session, view: View, plan: Plan, fetched: Fetched, *, environment: Environment, seconds: float
+    session: Session, view: View, plan: Plan, fetched: Fetched, *, environment: Environment
 ) -> PullReport:
     counters = session.backend.counters
     return PullReport(
@@ -448,7 +465,6 @@ def _pull_report(
         downloaded_bytes=counters.downloaded_bytes,
         plain_bytes=fetched.plain_bytes,
         requests=counters.requests,
-        seconds=seconds,
         divergent=[f"{d.identity.kind} {d.identity.key}" for d in view.union.divergent],
         warnings=list(view.warnings),
     )

@@ -44,22 +44,59 @@ def test_code_blocks_are_what_they_say(page: Path) -> None:
         tomllib.loads(text)
 
 
-def commands() -> list[tuple[str, str]]:
-    found = []
+CODE_SPAN = re.compile(r"`+([^`\n]+)`+")
+SAID = re.compile(r"(?<![\w.\[/-])torchrelay ([a-z][a-z-]*)(?: ([a-z]+)\b)?")
+PROSE = frozenset({"can", "cannot", "if", "in", "knows", "reads", "that", "trust policy"})
+"""What follows the name of torchrelay in a sentence of a message."""
+
+
+def said_in_pages() -> Iterator[tuple[str, str, str]]:
+    """Each ``torchrelay <command> <word>`` in code of the documentation."""
     for page in PAGES:
-        for text in blocks(page, "", "bash", "sh", "console"):
-            for line in text.splitlines():
-                match = re.match(r"(?:\$ )?torchrelay ([a-z-]+)\b", line)
-                if match:
-                    found.append((name(page), match[1]))
-    return sorted(set(found))
+        lines = [line for text in blocks(page, "", "bash", "sh", "console") for line in text.splitlines()]
+        spans = CODE_SPAN.findall(BLOCK.sub("", page.read_text(encoding="utf-8")))
+        for text in [*lines, *spans]:
+            for command, word in SAID.findall(text.partition("#")[0]):
+                yield name(page), command, word
 
 
-@pytest.mark.parametrize(("page", "command"), commands())
-def test_commands_exist(page: str, command: str) -> None:
+def said_in_messages() -> Iterator[tuple[str, str, str]]:
+    """Each one in a string of the source that is no docstring: messages, remedies, help."""
+    for path in sorted([*(ROOT / "src").rglob("*.py"), *(ROOT / "backends").rglob("*.py")]):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+                for command, word in SAID.findall(node.value):
+                    if PROSE.isdisjoint({command, f"{command} {word}"}):
+                        yield name(path), command, word
+
+
+SPOKEN = sorted({*said_in_pages(), *said_in_messages()})
+
+
+def actions(command: str) -> frozenset[str]:
+    """The words that the parser takes after a command, if it has any of its own."""
+    from torchrelay.cli.commands import COMMANDS
+
+    found = COMMANDS[command].parser()._subparsers
+    chosen = found._group_actions[0].choices if found else ()
+    return frozenset(chosen or ())
+
+
+@pytest.mark.parametrize(("where", "command", "word"), SPOKEN)
+def test_commands_exist(where: str, command: str, word: str) -> None:
+    """A page or remedy that names one that is still to come sends people nowhere."""
     from torchrelay.cli.commands import COMMANDS
 
     assert command in COMMANDS
+    if word and (known := actions(command)):
+        assert word in known
+
+
+def test_the_remedies_that_name_a_command_are_found() -> None:
+    assert {where for where, _, _ in SPOKEN} >= {"README.md", "src/torchrelay/errors.py"}
+    assert ("src/torchrelay/errors.py", "trust", "list") in SPOKEN
 
 
 @pytest.mark.torch

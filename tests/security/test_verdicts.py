@@ -40,6 +40,7 @@ from torchrelay.signing import (
     Policy,
     TrustedKey,
     Verifier,
+    named_signers,
     sign_batch,
     sign_checkpoint,
 )
@@ -233,6 +234,12 @@ def test_records_that_the_header_does_not_list_are_damage(lines: list[bytes]) ->
         verdict(GOOD, segment(BODY, SIGNATURE, lines))
 
 
+@pytest.mark.parametrize("place", [WORKLOAD, "acme/elsewhere"])
+def test_what_nobody_signed_names_no_signer(place: str) -> None:
+    (refusal,) = admit(Verifier(GOOD, today=TODAY), segment(BODY, UNSIGNED, LINES), workload=place).refused
+    assert (refusal.rule, refusal.key_id) == ("unsigned" if place == WORKLOAD else "wrong-place", "")
+
+
 def test_another_name_is_damage() -> None:
     found = segment(BODY, SIGNATURE, LINES)
     with pytest.raises(DamagedError, match="digest that names it"):
@@ -409,6 +416,7 @@ def test_many_unsigned_pushes_are_one_nobody() -> None:
     assert not any(item.maintainer for item in accepted)
     (live,) = manifest.union(accepted).live.values()
     assert live.signers == {NOBODY}
+    assert named_signers(live) == []
     assert verifier.open(live, BLOB).signers == {NOBODY}
 
 
@@ -418,7 +426,7 @@ def test_keys_over_different_bytes_do_not_add_up() -> None:
     admissions = [admit(verifier, make_segment(ALICE, [RECORD])), admit(verifier, make_segment(BOB, [evil]))]
     view, refused = verifier.union(admissions, workload=WORKLOAD)
     assert not view.live
-    assert [refusal.rule for refusal in refused] == ["threshold"]
+    assert [(refusal.rule, refusal.key_id) for refusal in refused] == [("threshold", "")]
 
 
 def test_a_key_that_withdrew_its_word_is_not_among_the_vouching() -> None:
@@ -477,7 +485,7 @@ def test_an_entry_is_refused_once_where_it_is_both_outvoted_and_divergent() -> N
     admissions = [admit(verifier, make_segment(ALICE, [RECORD])), admit(verifier, make_segment(BOB, [other]))]
     view, refused = verifier.union(admissions, workload=WORKLOAD)
     assert len(view.divergent) == len(view.outvoted) == 1 and not view.live
-    assert [refusal.rule for refusal in refused] == ["threshold"]
+    assert [(refusal.rule, refusal.key_id) for refusal in refused] == [("threshold", "")]
 
 
 @pytest.mark.parametrize("divergent", ["report", "refuse"])
@@ -488,7 +496,8 @@ def test_divergence(divergent: str) -> None:
     view, refused = verifier.union(admissions, workload=WORKLOAD)
     assert len(view.divergent) == 1
     assert bool(view.live) is (divergent == "report")
-    assert [refusal.rule for refusal in refused] == (["divergent"] if divergent == "refuse" else [])
+    expected = [("divergent", "")] if divergent == "refuse" else []
+    assert [(refusal.rule, refusal.key_id) for refusal in refused] == expected
 
 
 # --- a signer that fails

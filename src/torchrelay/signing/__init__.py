@@ -14,6 +14,7 @@ from torchrelay.signing.verifier import (
     Rule,
     VerifiedEntry,
     Verifier,
+    named_signers,
     sign_batch,
     sign_checkpoint,
 )
@@ -33,6 +34,7 @@ __all__ = [
     "Verifier",
     "comment_of",
     "dump_policy",
+    "named_signers",
     "parse_policy",
     "parse_public_key",
     "sign_batch",

@@ -68,14 +68,14 @@ class Refusal:
     Attributes:
         subject: ``batch <digest>``, ``checkpoint <segment>``, or an entry's kind and key.
         rule: The first rule that did not hold.
-        key_id: The key named by the signature; it proves nothing unless the rule is one that is
-            tried after ``bad-signature``.
+        key_id: The key named by the signature, empty where no single key is meant; it proves nothing
+            unless the rule is one that is tried after ``bad-signature``.
         detail: A sentence for people.
     """
 
     subject: str
     rule: Rule
-    key_id: Digest
+    key_id: Digest | Literal[""]
     detail: str
 
     def error(self) -> TrustError:
@@ -270,12 +270,12 @@ class Verifier:
         accepted = [item for admission in admissions for item in admission.accepted]
         view = manifest.union(accepted, threshold=self.requires_threshold(workload))
         needed = f"fewer than {self.requires_threshold(workload)} trusted keys vouch for the same bytes"
-        refused = [Refusal(_entry(identity), "threshold", NOBODY, needed) for identity in view.outvoted]
+        refused = [Refusal(_entry(identity), "threshold", "", needed) for identity in view.outvoted]
         if self.policy.divergent == "refuse":
             gone = {item.identity for item in view.divergent}.difference(view.outvoted)
             view = replace(view, live={key: live for key, live in view.live.items() if key not in gone})
             detail = "trusted keys vouch for different bytes under one identity"
-            refused += [Refusal(_entry(identity), "divergent", NOBODY, detail) for identity in sorted(gone)]
+            refused += [Refusal(_entry(identity), "divergent", "", detail) for identity in sorted(gone)]
         return view, tuple(refused)
 
     def _admit_checkpoint(self, segment: Segment, place: tuple[str, str], refused: list[Refusal]) -> bool:
@@ -309,7 +309,7 @@ class Verifier:
         role: str | None,
     ) -> tuple[Digest, bool] | Refusal:
         def refuse(rule: Rule, detail: str) -> Refusal:
-            return Refusal(subject, rule, signed.signature.key_id, detail)
+            return Refusal(subject, rule, _claimed(signed.signature), detail)
 
         if found != place:
             return refuse("wrong-place", f"it was signed for {found[0]}/{found[1]}, not for where it lies")
@@ -408,6 +408,16 @@ def _fitting(records: list[Record], stored: bytes | memoryview, statement: State
     )
 
 
+def _claimed(signature: Signature) -> Digest | Literal[""]:
+    """Whose signature it says that it is; where there is none the digest only fills the place."""
+    return "" if signature.algorithm == UNSIGNED.algorithm else signature.key_id
+
+
+def named_signers(live: manifest.Live) -> list[Digest]:
+    """Ids of the keys that vouch for an entry, sorted; nobody is not one of them."""
+    return sorted(live.signers - {NOBODY})
+
+
 def _entry(identity: Identity) -> str:
     return f"{identity.kind} {identity.key}"
 
@@ -463,6 +473,7 @@ __all__ = [
     "Rule",
     "VerifiedEntry",
     "Verifier",
+    "named_signers",
     "sign_batch",
     "sign_checkpoint",
 ]

@@ -39,8 +39,7 @@ def classify_oserror(exc: OSError, *, what: str, subject: str = "") -> StorageEr
     if number in _FULL:
         return PermanentError(
             f"no room to store {what}: {reason}",
-            remedy="Free space or raise the quota (`torchrelay gc` deletes what no workload needs), "
-            "then run the command again; what was stored is kept.",
+            remedy="Free space or raise the quota, then run the command again; what was stored is kept.",
             subject=subject,
         )
     if number == errno.EROFS:

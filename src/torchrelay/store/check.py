@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,7 +40,7 @@ class _Findings:
     refused: list[Problem] = field(default_factory=list)
     marks: set[str] = field(default_factory=set)
 
-    def report(self, seconds: float) -> VerifyReport:
+    def report(self) -> VerifyReport:
         problems = len(self.damaged) + len(self.missing) + len(self.refused)
         return VerifyReport(
             checked=self.good + self.unsigned + problems,
@@ -51,7 +50,6 @@ class _Findings:
             missing=self.missing,
             refused=self.refused,
             checked_bytes=self.checked_bytes,
-            seconds=seconds,
         )
 
 
@@ -63,7 +61,6 @@ def verify_store(session: Session) -> VerifyReport:
     Raises:
         StorageError: The store could not be read.
     """
-    started = time.monotonic()
     view = load_view(session, thorough=True)
     findings = _Findings(damaged=list(view.damaged), refused=list(view.refused))
     bad = {problem.subject for problem in view.damaged}.union(map(str, view.rejected))
@@ -74,7 +71,7 @@ def verify_store(session: Session) -> VerifyReport:
         _check_blobs(session, view, findings)
     finally:
         session.state.mark(findings.marks)
-    return findings.report(time.monotonic() - started)
+    return findings.report()
 
 
 def _check_doomed(session: Session, findings: _Findings) -> None:
@@ -153,7 +150,6 @@ def verify_local(session: Session, local: LocalView, ledger: Ledger, root: Path)
     Raises:
         StorageError: The store could not be read.
     """
-    started = time.monotonic()
     view = load_view(session)
     signed: dict[tuple[str, str], set[str]] = {}
     for live in _all_live(view):
@@ -169,7 +165,7 @@ def verify_local(session: Session, local: LocalView, ledger: Ledger, root: Path)
             findings.damaged.append(
                 Problem(subject=skipped.path, reason=skipped.reason.value, detail=skipped.detail)
             )
-    return findings.report(time.monotonic() - started)
+    return findings.report()
 
 
 def _check_local(

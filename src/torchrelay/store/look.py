@@ -21,6 +21,7 @@ from torchrelay.reports import (
     ListReport,
     Problem,
 )
+from torchrelay.signing import named_signers
 from torchrelay.statement import Identity, check_workload
 from torchrelay.store.documents import read_environments
 from torchrelay.store.plan import (
@@ -119,7 +120,7 @@ def _info(live: Live, fitting: set[Triple] | None) -> EntryInfo:
         stored_size=stored.size,
         blob=stored.name,
         canon=statement.canon,
-        signers=sorted(live.signers),
+        signers=list(named_signers(live)),
         seq=live.seq,
         needs=[f"{need.kind} {need.key}" for need in statement.needs],
         fits=fits,

@@ -21,7 +21,7 @@ from torchrelay.caches.mega import (
     parse_mega,
 )
 from torchrelay.environment import Environment
-from torchrelay.errors import UsageError
+from torchrelay.errors import FormatError, UsageError
 from torchrelay.signing import VerifiedEntry
 
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -37,7 +37,7 @@ class MegaSource:
 
     def __init__(self, path: Path, environment: Environment) -> None:
         version = str(environment.facets.get("torch", "")).partition(" ")[0] or None
-        found = entries_from_mega(parse_mega(_read(path)), torch_version=version)
+        found = entries_from_mega(_items_of(path), torch_version=version)
         self.skipped: list[Skipped] = []
         self.items: list[LocalEntry] = []
         self._by_id: dict[int, Entry] = {}
@@ -110,6 +110,14 @@ def mega_file(path: Path) -> Iterator[Callable[[bytes], None]]:
 def _unwritten(path: Path, exc: OSError | ValueError) -> UsageError:
     reason = getattr(exc, "strerror", None) or str(exc)
     return UsageError(f"{path} cannot be written: {reason}", remedy="Name another file.", subject=str(path))
+
+
+def _items_of(path: Path) -> list[MegaItem]:
+    try:
+        return parse_mega(_read(path))
+    except FormatError as exc:
+        # What reads bytes does not know where they are from.
+        raise FormatError(f"{path}: {exc.message}", remedy=exc.remedy, subject=str(path)) from exc
 
 
 def _read(path: Path) -> bytes:

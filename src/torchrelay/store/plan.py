@@ -20,6 +20,7 @@ from torchrelay.environment import Environment, mismatches, unstated_facets
 from torchrelay.errors import FormatError
 from torchrelay.manifest import LATEST_KINDS, Live
 from torchrelay.reports import Problem
+from torchrelay.signing import named_signers
 from torchrelay.statement import Need, Statement
 
 UNKNOWN_KIND = "unknown-kind"
@@ -302,7 +303,7 @@ def triple(entry: Live) -> Triple:
 
 
 def _problem(entry: Live, reason: str, detail: str) -> Problem:
-    signers: Sequence[str] = sorted(entry.signers)
+    signers = named_signers(entry)
     return Problem(
         subject=f"{entry.statement.kind} {entry.statement.key}",
         reason=reason,

@@ -7,7 +7,6 @@ sees the segment or the push sees the gc's list.
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -191,14 +190,13 @@ class Push:
             DamagedError: A doomed list cannot be read, so nothing may be published.
             TrustError: The store went backwards and the policy refuses that.
         """
-        started = time.monotonic()
         view = view or load_view(self._session, thorough=self._scope.repair)
         doomed = read_doomed(self._session.backend)
         self._sort(view, doomed)
         if not self._scope.dry_run:
             self._put_back(view)
             self._send(view, doomed)
-        return self._report(view, time.monotonic() - started)
+        return self._report(view)
 
     # -- what becomes of each local entry --------------------------------------------------------
 
@@ -472,7 +470,7 @@ class Push:
         if self._scope.replace and key is not None and MAINTAINER not in key.roles:
             yield f"key {self._me[:16]} is no maintainer, so --replace withdraws nothing of other signers"
 
-    def _report(self, view: View, seconds: float) -> PushReport:
+    def _report(self, view: View) -> PushReport:
         tally, counters = self._tally, self._session.backend.counters
         planned = [*tally.send, *(item for item, _ in tally.sign)]
         items = planned if self._scope.dry_run else [item for item, _ in tally.stored]
@@ -502,7 +500,6 @@ class Push:
                 *(f"{name} was damaged or gone, and was put back" for name in tally.put_back),
             ],
             dry_run=self._scope.dry_run,
-            seconds=seconds,
         )
 
 

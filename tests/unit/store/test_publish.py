@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -195,6 +196,26 @@ def test_an_entry_that_changed_before_it_was_signed_is_left_out(store: FaultyBac
     report = two.push()
     assert (report.pushed, report.excluded, report.segment) == (0, {"growing": 1}, "")
     assert len(segments(store)) == 1
+
+
+# --- blobs that are there without a record
+
+
+def test_another_workload_stores_nothing_twice_and_replaces_rubbish_under_its_names(
+    store: FaultyBackend,
+) -> None:
+    (one,) = builders(1, store)
+    for number in range(5):
+        one.shelf.add(b"plain %d" % number * 50, key=key(number))
+    assert one.push().blobs == 5
+    before = blobs(store)
+    name = blob_of(b"plain 0" * 50)
+    whole = store.inner.get(name, limit=10_000)
+    store.inner.put(name, bytes(len(whole)))
+    report = replace(one, workload="acme/other").push()
+    assert (report.pushed, report.blobs) == (5, 5), "what is there is not relied on"
+    assert blobs(store) == before
+    assert store.inner.get(name, limit=10_000) == whole
 
 
 # --- uploads that fail
