@@ -204,5 +204,5 @@ def masked(value: Any) -> Any:
         if hasattr(side, "result"):
             masked(side.result)
     for artifact in getattr(value, "backends", {}).values():
-        masked(artifact.content)
+        masked(getattr(artifact, "content", None))
     return value

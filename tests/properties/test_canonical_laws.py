@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import canonical_entries as entries
 from canonical_entries import VERSION, dumps, kind_of, loads
-from torchrelay.canonical import Canonical, canonicalise, restore, variant
+from torchrelay.canonical import Canonical, canonicalise, fields, restore, variant
 from torchrelay.digest import digest_of
 from torchrelay.errors import FormatError, SecretError
 
@@ -43,7 +43,8 @@ VALUES = st.recursive(
     max_leaves=12,
 )
 TIMES = st.one_of(st.none(), st.integers(-(2**63), 2**63 - 1), st.integers(0, 300))
-CLEAN_DUMP = entries.DUMP.replace("redis://:hunter2@", "redis://")
+# As long as a dump and shaped like one, but allowed to stand elsewhere too, where it would not be masked.
+CLEAN_DUMP = entries.DUMP.replace("redis://:hunter2@", "redis://").replace("os.environ[", "os_environ[")
 DUMPS = st.one_of(st.none(), TEXTS, st.just(CLEAN_DUMP))
 LINES = st.one_of(st.none(), st.lists(TEXTS, max_size=4))
 GUARDS = st.one_of(st.none(), st.text(max_size=10))
@@ -78,7 +79,7 @@ def objects(draw: st.DrawFn) -> tuple[str, Any]:
         return kind_of(name), draw(graphs(pool))
     times = {"forward_time_taken_ns": draw(TIMES), "backward_time_taken_ns": draw(TIMES)}
     rest = {"guards_expr": draw(GUARDS), "runtime_metadata": draw(st.sampled_from(pool))}
-    if name == "bundled":
+    if name in {"bundled", "precompile"}:
         forward = entries.BundledCompiledForward(result=draw(graphs(pool)))
         backward = entries.BundledCompiledBackward(result=draw(graphs(pool)), backward_state_indices=[])
         value = entries.bundled(compiled_fw=forward, compiled_bw=backward, **times, **rest)
@@ -89,6 +90,9 @@ def objects(draw: st.DrawFn) -> tuple[str, Any]:
         value = entries.unbundled(compiled_fw=forward, **times, **rest)
     if draw(st.booleans()):
         value.compiled_bw = None
+    if name == "precompile":
+        artifact = entries.BundledAOTAutogradCacheArtifact(key="k", content=value)
+        value = entries.package(backends={"k": artifact, "other": draw(st.sampled_from(pool))})
     return kind_of(name), value
 
 
@@ -98,10 +102,28 @@ SLOW = settings(
 )
 
 
+def _results_of(value: Any) -> list[Any]:
+    """The results in a package; of another entry, itself."""
+    artifacts = getattr(value, "backends", {"": None}).values()
+    return [getattr(artifact, "content", value) for artifact in artifacts]
+
+
+def _graphs_of(value: Any) -> list[Any]:
+    """Every object that may be a graph."""
+    return [
+        graph
+        for result in _results_of(value)
+        for graph in (
+            result,
+            *(getattr(getattr(result, s, None), "result", None) for s in ("compiled_fw", "compiled_bw")),
+        )
+    ]
+
+
 def _times_of(value: Any) -> list[int]:
-    graphs_ = [getattr(getattr(value, side, None), "result", None) for side in ("compiled_fw", "compiled_bw")]
-    found = [getattr(g, "_time_taken_ns", None) for g in [value, *graphs_]]
-    found += [getattr(value, f"{side}_time_taken_ns", None) for side in ("forward", "backward")]
+    found = [getattr(graph, "_time_taken_ns", None) for graph in _graphs_of(value)]
+    for side in ("forward", "backward"):
+        found += [getattr(result, f"{side}_time_taken_ns", None) for result in _results_of(value)]
     return sorted(time for time in found if time is not None)
 
 
@@ -137,10 +159,7 @@ def test_what_is_listed_does_not_show(
     """Whatever the listed fields held, the canonical bytes are the same."""
     (kind, value), protocol, python, memo = drawn
     other = copy.deepcopy(value)
-    for graph in (
-        other,
-        *(getattr(getattr(other, side, None), "result", None) for side in ("compiled_fw", "compiled_bw")),
-    ):
+    for graph in _graphs_of(other):
         if isinstance(graph, entries.CompiledFxGraph):
             _change(graph, "runnable_graph_str", dump)
             _change(graph, "_time_taken_ns", time)
@@ -160,8 +179,7 @@ def _change(graph: Any, name: str, value: Any) -> None:
 
 
 def _has_listed_in_constants(value: Any) -> bool:
-    sides = [getattr(getattr(value, side, None), "result", None) for side in ("compiled_fw", "compiled_bw")]
-    return any("lines" in getattr(graph, "constants", {}) for graph in (value, *sides))
+    return any("lines" in getattr(graph, "constants", {}) for graph in _graphs_of(value))
 
 
 REAL = [dumps(make()) for make in entries.ENTRIES.values()]
@@ -196,7 +214,7 @@ def test_broken_entries_are_refused_or_within_the_laws(
     for place, byte in changes:
         if broken:
             broken[int(place * len(broken))] = byte
-    for kind in ("inductor", "aot_autograd"):
+    for kind in ("inductor", "aot_autograd", "precompile"):
         _survives(kind, bytes(broken))
 
 
@@ -222,7 +240,8 @@ def test_restore_of_broken_bytes_is_refused_or_keeps_the_laws(
         restored = restore(bytes(broken), canon=form.canon, times=form.times)
     except FormatError:
         return
-    kind = "inductor" if form.facts.root == "torch._inductor.output_code.CompiledFxGraph" else "aot_autograd"
+    roots = {f"{entries.OUTPUT}.CompiledFxGraph": "inductor", fields.PACKAGE: "precompile"}
+    kind = roots.get(form.facts.root or "", "aot_autograd")
     try:
         assert canonicalise(kind, restored, torch_version=VERSION).data == bytes(broken)
     except SecretError:  # restore need not look for secrets: nothing leaves the machine there
