@@ -7,6 +7,7 @@ headers: all that they speak of must lie inside the file.
 
 Beyond what is loaded, a shared object holds what debuggers and linkers want to know, with the paths of
 the directories that it was compiled in, and so differs between two machines that compiled the same.
+Paths in the texts of its messages are loaded, and stay.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ def _layout_problem(data: bytes, order: str) -> str:
 
 
 def loaded_part(library: bytes) -> bytes:
-    """The bytes of a shared object that a loader can come to see, which do not say where it was compiled.
+    """The bytes of a shared object that a loader can come to see.
 
     Sections for debuggers and linkers lie behind the last segment and are cut off, with the table of
     sections, as ``strip --strip-section-headers`` does. The build id, a hash of what is cut off too,

@@ -296,7 +296,9 @@ def _vector_isa(machine: str, flags: frozenset[str], simdlen: int | None) -> tup
     if os.environ.get("ATEN_CPU_CAPABILITY") == "default" and simdlen is None:
         return ()
     if machine == "aarch64":
-        return tuple(sorted(flags & {"sve", "sve2", "bf16"})) or ("neon",)
+        # Their length, 128 or 256 bits, shows in `cpu_isa`.
+        vectors = flags & {"sve", "sve2", "bf16"}
+        return tuple(sorted(vectors)) if "bf16" in vectors and len(vectors) > 1 else ("neon",)
     return {"arm64": ("neon",), "ppc64le": ("vsx",), "s390x": ("zvector",)}.get(machine, ())
 
 

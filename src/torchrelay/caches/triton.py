@@ -59,8 +59,14 @@ class TritonKind(CacheKind):
         if roots.triton is not None:
             yield from _scan(roots.triton, "triton", "")
             return
-        for device in _devices(roots.inductor):
-            yield from _scan(roots.inductor, "inductor", f"triton/{device}")
+        level = scan_folder(roots.inductor, "triton")
+        yield from level.skipped
+        yield from (Skipped(file.name, Reason.BAD_NAME) for file in level.files)
+        for folder in level.folders:
+            if _is_device(last(folder)):
+                yield from _scan(roots.inductor, "inductor", folder)
+            else:
+                yield Skipped(folder, Reason.BAD_NAME)
 
     def read(self, found: Found) -> Iterator[Entry]:
         """The members that the group file names, or the files of the folder."""
@@ -109,8 +115,11 @@ class TritonKind(CacheKind):
 
 
 def _devices(inductor: Path) -> list[str]:
-    folders = map(last, scan_folder(inductor, "triton").folders)
-    return [name for name in folders if name.isascii() and name.isdecimal() and len(name) <= 4]
+    return [name for name in map(last, scan_folder(inductor, "triton").folders) if _is_device(name)]
+
+
+def _is_device(name: str) -> bool:
+    return name.isascii() and name.isdecimal() and len(name) <= 4
 
 
 def _scan(root: Path, place: str, above: str) -> Iterator[Found | Skipped]:

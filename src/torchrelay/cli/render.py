@@ -323,7 +323,9 @@ def _value(value: str | int | Sequence[str]) -> str:
 
 def _group(group: Explanation) -> Lines:
     # The machine is this one, or that of `--environment`.
-    verdict = "fit" if group.fits else "do not fit"
+    one = group.entries == 1
+    yes, no = ("fits", "does not fit") if one else ("fit", "do not fit")
+    verdict = yes if group.fits else no
     head = f"{plural(group.entries, 'entry')} ({counts(group.kinds)}) {verdict}"
     rows = [("yes" if facet.fits else "NO", facet.facet, *_compared(facet)) for facet in group.facets]
     remedies = dict.fromkeys(f"{f.facet}: {f.remedy}" for f in group.facets if f.remedy and not f.fits)

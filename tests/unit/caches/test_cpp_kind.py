@@ -403,3 +403,10 @@ def test_a_kernel_disproves_a_machine_that_uses_other_vectors(tmp_path, vectors,
         assert caught.value.reason is Reason.OTHER_VECTORS
     else:
         assert [entry.canon for entry in CppKind(naming).read(found)] == [COMMAND]
+
+
+@pytest.mark.parametrize("capability", ["CPU_CAPABILITY_NEON", "CPU_CAPABILITY_SVE256"])
+@pytest.mark.parametrize("vectors", [("neon",), ("bf16", "sve"), ()])
+def test_no_kernel_of_an_arm_machine_disproves_it(capability, vectors) -> None:
+    command = next(text for text, _ in kernelname._candidates(Naming((HERE,))) if capability in text)
+    assert Naming((HERE,), vectors=vectors).contradiction(command) == ""

@@ -256,7 +256,9 @@ def test_vector_extensions_follow_inductor(
 def test_other_architectures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ATEN_CPU_CAPABILITY", raising=False)
     assert machine._vector_isa("aarch64", frozenset({"asimd", "sve", "bf16"}), None) == ("bf16", "sve")
-    assert machine._vector_isa("aarch64", frozenset({"asimd"}), None) == ("neon",)
+    # `valid_vec_isa_list`: SVE or SVE2 only with bf16, else NEON. Graviton2, Apple M2, A64FX.
+    for flags in ({"asimd"}, {"asimd", "bf16"}, {"asimd", "sve"}):
+        assert machine._vector_isa("aarch64", frozenset(flags), None) == ("neon",)
     assert machine._vector_isa("riscv64", frozenset(), None) == ()
 
 

@@ -296,10 +296,14 @@ def test_what_lies_beside_the_folders_is_counted(tmp_path: Path) -> None:
     write(tmp_path / "triton" / "0" / "tmp.pid_9_x" / "foo.cubin", elf())
     write(tmp_path / "triton" / "0" / "no-hash" / "foo.cubin", elf())
     write(tmp_path / "triton" / "0" / "stray", b"x")
+    write(tmp_path / "triton" / "no-device" / "foo.cubin", elf())
+    write(tmp_path / "triton" / "stray", b"x")
     found, skipped = found_in(TritonKind(), Roots(tmp_path))
     assert len(found) == 1
     assert {item.path: item.reason for item in skipped} == {
         "triton/0/tmp.pid_9_x": Reason.TEMPORARY,
         "triton/0/no-hash": Reason.BAD_NAME,
         "triton/0/stray": Reason.BAD_NAME,
+        "triton/no-device": Reason.BAD_NAME,
+        "triton/stray": Reason.BAD_NAME,
     }
