@@ -188,7 +188,12 @@ def test_unknown_version_is_raw_and_its_secret_is_named(processes: list[Process]
         "CompiledFxGraph.runnable_graph_str",
         "url-password",
     )
-    clean = entry.data.replace(f":{PASSWORD}@".encode(), b"x" * (len(PASSWORD) + 2))
+    # Nor do other values leave in a field that is not known to hold them.
+    plain = entry.data.replace(f":{PASSWORD}@".encode(), b"x" * (len(PASSWORD) + 2))
+    with pytest.raises(SecretError) as caught:
+        canonicalise(entry.kind, plain, torch_version="9.9")
+    assert caught.value.secret_kind == "environment-dump"
+    clean = plain.replace(b"os.environ[", b"os_environ[")
     assert canonicalise(entry.kind, clean, torch_version="9.9").data == clean
 
 
