@@ -32,7 +32,7 @@ _INCLUDE, _LIBRARIES, _TORCH = "{python_include}", "{python_lib}", "{torch}"
 # What no shell gives a meaning to, so that PyTorch's own quoting never changes it, and the braces of
 # the placeholders. A torch that lies elsewhere could not compile there at all.
 _PATH = re.compile(r"/[A-Za-z0-9_@%+=:,./-]{0,1023}")
-# Those between which a variable chooses on one machine; NEON and SVE are the CPU's own.
+# Those between which a variable chooses on one machine; between NEON and SVE the CPU does.
 _VECTORS = re.compile(r"-D CPU_CAPABILITY_(AVX2|AVX512)\b")
 _COMMAND = re.compile(r"(?:[A-Za-z0-9_@%+=:,./ -]|\{python_include\}|\{python_lib\}|\{torch\})+")
 
